@@ -1,0 +1,52 @@
+// One model on one backend: weights, caches and step buffers at fixed addresses, one compiled
+// decode program per batch bucket, and eager prefill.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/engine.h"
+#include "engine/kernel_profiler.h"
+#include "engine/memory_plan.h"
+#include "engine/models/model_spec.h"
+#include "engine/step_executor.h"
+#include "kernels/backend.h"
+
+namespace qwend {
+
+class WeightSource;
+
+struct RunnerOptions {
+  MemoryPlan plan;
+  DecodePlan decode_plan = DecodePlan::kAuto;
+  int profile_every = 64;
+  int sampleable_tokens = 0;  // 0: the whole vocabulary
+};
+
+// Thread: the engine thread, but for profiler() and counters, which any thread may read.
+class ModelRunner : public StepExecutor {
+ public:
+  // Uploads the weights and compiles the decode programs. `backend` must outlive the runner. Errors
+  // name the tensor or operator at fault.
+  static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(Backend& backend,
+                                                             const ModelSpec& spec,
+                                                             WeightSource& weights,
+                                                             const RunnerOptions& options);
+
+  virtual const KernelProfiler& profiler() const = 0;
+  virtual std::vector<EngineStats::PerBucket> BucketCounters() const = 0;
+  virtual std::vector<int> buckets() const = 0;
+  virtual DecodePlan decode_plan() const = 0;  // never kAuto
+
+  // For tests and tools: the logits (fp32 [rows, vocab]) of every position of the last prefill, or
+  // of the last decode. PrefillAllLogits runs like Prefill but keeps all rows; `observer`, when
+  // set, sees each operator after it ran.
+  using OpObserver = std::function<void(const OpCall&)>;
+  virtual std::vector<float> PrefillAllLogits(const PrefillChunk& chunk,
+                                              const OpObserver& observer) = 0;
+  virtual std::vector<float> LastDecodeLogits(int rows) = 0;
+};
+
+}  // namespace qwend

@@ -1,0 +1,140 @@
+// The one door to a device: memory, weights, operators, and compiled sequences of operators.
+//
+// Threads: all calls from one thread at a time (the engine thread once it runs).
+// Errors: std::invalid_argument for a programmer's mistake, DeviceError for the device's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+
+namespace qwend {
+
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Device memory with one owner. Zero-filled when allocated.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(void* data, int64_t bytes, void (*release)(void*, int64_t))
+      : data_(data), bytes_(bytes), release_(release) {}
+  Buffer(Buffer&& o) noexcept { *this = std::move(o); }
+  Buffer& operator=(Buffer&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    std::swap(release_, o.release_);
+    return *this;
+  }
+  ~Buffer() {
+    if (data_ != nullptr) release_(data_, bytes_);
+  }
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+  void (*release_)(void*, int64_t) = nullptr;
+};
+
+// Hands out aligned pieces of a Buffer in order. Throws std::length_error when it is used up.
+class Arena {
+ public:
+  static constexpr int64_t kAlignment = 256;
+  Arena() = default;
+  explicit Arena(Buffer buffer) : buffer_(std::move(buffer)) {}
+  static int64_t Padded(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  void* Take(int64_t bytes) {
+    const int64_t padded = Padded(bytes);
+    if (used_ + padded > buffer_.bytes()) {
+      throw std::length_error("arena of " + std::to_string(buffer_.bytes()) +
+                              " bytes cannot give " + std::to_string(bytes) + " more after " +
+                              std::to_string(used_));
+    }
+    void* p = static_cast<char*>(buffer_.data()) + used_;
+    used_ += padded;
+    return p;
+  }
+  TensorView Tensor(DType dtype, std::initializer_list<int64_t> shape) {
+    TensorView v = TensorView::Of(nullptr, dtype, shape);
+    v.data = Take(v.bytes());
+    return v;
+  }
+  int64_t used() const { return used_; }
+  int64_t bytes() const { return buffer_.bytes(); }
+
+ private:
+  Buffer buffer_;
+  int64_t used_ = 0;
+};
+
+struct BackendInfo {
+  std::string name;         // cpu | cuda
+  std::string device_name;  // as the machine reports it
+  DType activation_type = DType::kF32;
+  DType kv_type = DType::kF32;    // key and value pages
+  DType conv_type = DType::kF32;  // convolution state
+  int64_t memory_bytes = 0;       // what the device has in all
+  int64_t free_bytes = 0;         // and had free when asked
+};
+
+// A fixed sequence of operators, ready to be run again and again. Addresses were fixed when it was
+// compiled; whatever changes from run to run is read from the memory behind them. On CUDA a
+// captured graph, on the CPU the plain loop.
+class Program {
+ public:
+  virtual ~Program() = default;
+  virtual void Run() = 0;
+  // Runs once with a timestamp between operators and returns the seconds each one took, in list
+  // order. The values stay until the next call.
+  virtual std::span<const double> RunTimed() = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual BackendInfo Info() const = 0;
+
+  // Zero-filled memory. Throws DeviceError when there is not enough.
+  virtual Buffer Allocate(int64_t bytes) = 0;
+  virtual void CopyToDevice(void* to, const void* from_host, int64_t bytes) = 0;
+  virtual void CopyToHost(void* to_host, const void* from, int64_t bytes) = 0;
+  virtual void Zero(void* at, int64_t bytes) = 0;
+
+  // Projection weights take the layout that this backend's Gemv reads fastest. A packed table also
+  // serves EmbeddingLookup, so tied weights are kept once. `host` is row-major [N, K]: bf16, f16 or
+  // f32. bf16 stays bf16; f16 becomes f32 where the backend has no f16 path (exact). The packed
+  // bytes go to `to`, PackedBytes() of them.
+  virtual int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const = 0;
+  virtual TensorView Pack(const TensorView& host, void* to) = 0;
+
+  virtual void Run(const Op& op) = 0;  // returns when the operator is queued (CUDA) or done (CPU)
+  virtual std::unique_ptr<Program> Compile(std::span<const OpCall> calls) = 0;
+  virtual void Synchronize() = 0;
+
+  // Bytes per second of a plain read of memory that no cache holds, measured now (about 0.3 s),
+  // best of several passes.
+  virtual double MeasureReadBandwidth() = 0;
+};
+
+// threads: 0 = one per core this process may use.
+std::unique_ptr<Backend> MakeCpuBackend(int threads = 0);
+
+// Throws DeviceError when there is no device, or this build has no CUDA backend.
+std::unique_ptr<Backend> MakeCudaBackend(int device = 0);
+bool CudaBackendBuilt();
+int CudaDeviceCount();  // 0 without a driver, a device, or a CUDA build
+
+}  // namespace qwend
