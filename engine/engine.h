@@ -1,7 +1,7 @@
 // The engine: one model on one device, and one thread that schedules, prefills, decodes and hands
 // out tokens.
 //
-// Threads: Submit, Stop, Cancel, Abort, Stats and the accessors may be called from any thread and
+// Threads: Submit, End, AbortAll, Stats and the accessors may be called from any thread and
 // never wait for the device. Everything else happens on the engine thread.
 #pragma once
 
@@ -132,10 +132,11 @@ class Engine {
   virtual void Start(StepObserver on_step, FaultObserver on_fault) = 0;
 
   // OK: the sink will be closed exactly once. Otherwise the sink is never called:
-  //   RESOURCE_EXHAUSTED  the queue is full
-  //   ALREADY_EXISTS      a live request has this id
-  //   INVALID_ARGUMENT    empty prompt, id outside the vocabulary, prompt + max_tokens above the
-  //   context UNAVAILABLE         the engine failed or is shutting down
+  //   INVALID_ARGUMENT    empty prompt, id outside the vocabulary, a limit or sampling value out of
+  //                       range, prompt + max_tokens above the context
+  //   ALREADY_EXISTS      a live request has this id; free again before OnClose is called
+  //   RESOURCE_EXHAUSTED  the queue is full: max_sequences + max_queued requests are live
+  //   UNAVAILABLE         the engine failed or is shutting down
   virtual absl::Status Submit(GenerationRequest request, std::shared_ptr<TokenSink> sink) = 0;
 
   // Ends a live request with `reason` (kStopped, kCancelled, kAborted or kDeadline); its pages and
@@ -147,7 +148,10 @@ class Engine {
   virtual const ModelDescription& model() const = 0;
   virtual const DeviceDescription& device() const = 0;
   virtual const Tokenizer* tokenizer() const = 0;         // null: the folder has no tokenizer.json
-  virtual const ChatTemplate* chat_template() const = 0;  // null: the folder has none
+  virtual const ChatTemplate* chat_template() const = 0;  // null: none that could be used
+  // OK with a chat template; otherwise FAILED_PRECONDITION with the reason: the folder has none, or
+  // its line and the construct that is not covered. For the request that asks for it.
+  virtual absl::Status chat_template_status() const = 0;
   virtual EngineStats Stats() const = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/engine.h"
 #include "engine/models/model_spec.h"
 #include "kernels/backend.h"
 
@@ -15,9 +16,11 @@ struct MemoryLimits {
   int max_context_tokens = 0;    // 0: min(model, 8192 on the CPU, 32768 on CUDA)
   int prefill_chunk_tokens = 0;  // 0: 512
   double memory_fraction = 0.85;
+  DecodePlan decode_plan = DecodePlan::kAuto;  // kExplicit needs room for a score matrix
 };
 
 struct MemoryPlan {
+  DecodePlan decode_plan = DecodePlan::kFused;  // never kAuto
   int max_sequences = 0;
   int max_context_tokens = 0;
   int prefill_chunk_tokens = 0;
@@ -32,6 +35,10 @@ struct MemoryPlan {
   }
   std::string Table() const;  // one line a kind, with sizes a person reads
 };
+
+// kAuto becomes the fastest plan that is built (kFused). UNIMPLEMENTED, naming the flag, for one
+// that is not.
+absl::StatusOr<DecodePlan> ResolveDecodePlan(DecodePlan plan);
 
 // Gives every sequence its whole context when that fits into memory_fraction of the device, and
 // otherwise as many pages as fit, but at least one whole context. RESOURCE_EXHAUSTED with the table

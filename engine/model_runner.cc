@@ -1,0 +1,355 @@
+#include "engine/model_runner.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/loader/upload.h"
+#include "engine/models/decoder.h"
+#include "engine/op_list.h"
+#include "engine/rope_tables.h"
+#include "engine/step_buffers.h"
+
+namespace qwend {
+namespace {
+
+// True once in `every` calls; never when `every` is 0.
+class EveryNth {
+ public:
+  explicit EveryNth(int every) : every_(every) {}
+  bool Next() {
+    if (every_ == 0 || ++count_ < every_) return false;
+    count_ = 0;
+    return true;
+  }
+
+ private:
+  const int every_;
+  int count_ = 0;
+};
+
+class ModelRunnerImpl final : public ModelRunner {
+ public:
+  ModelRunnerImpl(Backend& backend, const ModelSpec& spec, const RunnerOptions& options,
+                  DecodePlan plan)
+      : backend_(backend),
+        spec_(spec),
+        plan_(plan),
+        sizes_(options.plan, backend.Info()),
+        max_sequences_(options.plan.max_sequences),
+        vocab_limit_(options.sampleable_tokens == 0
+                         ? spec.vocab_size
+                         : std::min(options.sampleable_tokens, spec.vocab_size)),
+        timed_decode_(options.profile_every),
+        timed_prefill_(options.profile_every),
+        replays_(sizes_.buckets.size()) {}
+
+  absl::Status Load(const MemoryPlan& plan, WeightSource& source) {
+    memory_ = backend_.Allocate(plan.total());
+    MemoryCursor cursor(memory_.data());
+    absl::StatusOr<ModelWeights> weights = UploadWeights(spec_, source, backend_, cursor);
+    if (!weights.ok()) return weights.status();
+    weights_ = *std::move(weights);
+    caches_ = LayOutKv(spec_, sizes_, cursor);
+    LayOutStates(spec_, sizes_, cursor, caches_);
+    activations_ = LayOutActivations(spec_, sizes_, cursor);
+    workspace_ = LayOutWorkspace(spec_, sizes_, cursor);
+    if (cursor.used() != plan.total()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the memory plan has ", plan.total(), " bytes, the model takes ",
+                       cursor.used(), "; make the plan from this model and backend"));
+    }
+    const RopeTables rope = MakeRopeTables(sizes_.max_context, spec_.rotary_dim, spec_.rope_theta);
+    backend_.CopyToDevice(workspace_.rope_cos.data, rope.cos.data(), workspace_.rope_cos.bytes());
+    backend_.CopyToDevice(workspace_.rope_sin.data, rope.sin.data(), workspace_.rope_sin.bytes());
+    backend_.Synchronize();
+    host_inputs_ = std::make_unique<int64_t[]>((workspace_.inputs_bytes + 7) / 8);
+    for (int bucket : sizes_.buckets) CompileDecode(bucket);
+    PrefillLayers(sizes_.chunk);
+    return absl::OkStatus();
+  }
+
+  int max_prefill_tokens() const override { return sizes_.chunk; }
+  int max_decode_rows() const override { return max_sequences_; }
+
+  int32_t Prefill(const PrefillChunk& chunk) override {
+    const int rows = static_cast<int>(chunk.tokens.size());
+    const StepInputs inputs = SetPrefillInputs(chunk);
+    const OpList& layers = PrefillLayers(rows);
+    OpList head("prefill_");
+    if (chunk.sample) AppendHead(Context(), inputs.sampling, rows - 1, 1, false, head);
+
+    if (timed_prefill_.Next()) {
+      const double mean_length = chunk.start_position + (rows + 1) / 2.0;
+      RunTimed(layers, mean_length, rows);
+      RunTimed(head, mean_length, 1);
+    } else {
+      for (const OpCall& call : layers.calls()) backend_.Run(call.op);
+      for (const OpCall& call : head.calls()) backend_.Run(call.op);
+    }
+    int32_t token = 0;
+    if (chunk.sample) {
+      backend_.CopyToHost(&token, workspace_.tokens.data, sizeof(token));
+    }
+    backend_.Synchronize();
+    return token;
+  }
+
+  std::span<const int32_t> Decode(std::span<const DecodeRow> rows) override {
+    Require(!rows.empty() && rows.size() <= static_cast<size_t>(max_sequences_),
+            "Decode: ", rows.size(), " rows; 1 to ", max_sequences_, " are possible");
+    const auto at = std::lower_bound(sizes_.buckets.begin(), sizes_.buckets.end(),
+                                     static_cast<int>(rows.size()));
+    const size_t index = at - sizes_.buckets.begin();
+    const double mean_length = SetDecodeInputs(rows, *at);
+    DecodeProgram& decode = decode_[index];
+    if (timed_decode_.Next()) {
+      const std::span<const double> seconds = decode.program->RunTimed();
+      profiler_.Record("decode", *at, decode.list.calls(), seconds, mean_length,
+                       static_cast<int64_t>(rows.size()));
+    } else {
+      decode.program->Run();
+    }
+    replays_[index].fetch_add(1, std::memory_order_relaxed);
+    tokens_.resize(rows.size());
+    backend_.CopyToHost(tokens_.data(), workspace_.tokens.data,
+                        static_cast<int64_t>(rows.size() * sizeof(int32_t)));
+    backend_.Synchronize();
+    return tokens_;
+  }
+
+  const KernelProfiler& profiler() const override { return profiler_; }
+
+  std::vector<EngineStats::PerBucket> BucketCounters() const override {
+    std::vector<EngineStats::PerBucket> out;
+    for (size_t i = 0; i < sizes_.buckets.size(); ++i) {
+      out.push_back({.batch = sizes_.buckets[i],
+                     .replays = replays_[i].load(std::memory_order_relaxed),
+                     .captures = 1});
+    }
+    return out;
+  }
+
+  std::vector<int> buckets() const override { return sizes_.buckets; }
+  DecodePlan decode_plan() const override { return plan_; }
+
+  std::vector<float> PrefillAllLogits(const PrefillChunk& chunk,
+                                      const OpObserver& observer) override {
+    const int rows = static_cast<int>(chunk.tokens.size());
+    SetPrefillInputs(chunk);
+    const auto run = [&](const OpList& list) {
+      for (const OpCall& call : list.calls()) {
+        backend_.Run(call.op);
+        if (!observer) continue;
+        backend_.Synchronize();
+        observer(call);
+      }
+    };
+    run(PrefillLayers(rows));
+    std::vector<float> logits(int64_t{rows} * spec_.vocab_size);
+    for (int first = 0; first < rows; first += sizes_.max_bucket) {
+      const int count = std::min(sizes_.max_bucket, rows - first);
+      OpList head("prefill_");
+      AppendHead(Context(), {}, first, count, false, head);
+      run(head);
+      CopyLogits(count, logits.data() + int64_t{first} * spec_.vocab_size);
+    }
+    return logits;
+  }
+
+  std::vector<float> LastDecodeLogits(int rows) override {
+    Require(rows >= 1 && rows <= sizes_.max_bucket, "LastDecodeLogits: ", rows, " rows");
+    std::vector<float> logits(int64_t{rows} * spec_.vocab_size);
+    CopyLogits(rows, logits.data());
+    return logits;
+  }
+
+ private:
+  struct DecodeProgram {
+    OpList list;
+    std::unique_ptr<Program> program;
+  };
+
+  DecoderContext Context() const {
+    return {.spec = spec_,
+            .weights = weights_,
+            .caches = caches_,
+            .activations = activations_,
+            .workspace = workspace_,
+            .vocab_limit = vocab_limit_};
+  }
+
+  void CompileDecode(int bucket) {
+    const StepInputs inputs = LayOutInputs(sizes_, bucket, bucket, workspace_.inputs);
+    DecodeProgram decode;
+    AppendLayers(Context(), inputs, StepPhase::kDecode, plan_, decode.list);
+    AppendHead(Context(), inputs.sampling, 0, bucket, FinalNormFused(StepPhase::kDecode, plan_),
+               decode.list);
+    decode.program = backend_.Compile(decode.list.calls());
+    decode_.push_back(std::move(decode));
+  }
+
+  // Lists of recent chunk lengths are kept: checking every operator takes longer than a short
+  // prompt.
+  const OpList& PrefillLayers(int rows) {
+    constexpr size_t kKept = 8;
+    if (const auto it = prefill_.find(rows); it != prefill_.end()) return it->second;
+    if (prefill_.size() >= kKept) prefill_.clear();
+    OpList list("prefill_");
+    AppendLayers(Context(), LayOutInputs(sizes_, rows, 1, workspace_.inputs), StepPhase::kPrefill,
+                 plan_, list);
+    return prefill_.emplace(rows, std::move(list)).first->second;
+  }
+
+  // One sequence's entry among the inputs of a step.
+  void SetSequence(const StepInputs& host, int s, const SequenceView& sequence, int last_position,
+                   const SamplingRow& sampling) const {
+    const auto pages = static_cast<int>(sequence.pages.size());
+    Require(last_position >= 0 && last_position < sizes_.max_context, "position ", last_position,
+            " is outside the context of ", sizes_.max_context);
+    Require(last_position / kPageTokens < pages && pages <= sizes_.max_pages, "sequence with ",
+            pages, " pages for position ", last_position);
+    Require(sequence.state_slot >= 0 && sequence.state_slot < sizes_.slots, "state slot ",
+            sequence.state_slot, " of ", sizes_.slots);
+    std::copy(sequence.pages.begin(), sequence.pages.end(),
+              host.sequences.block_table.As<int32_t>() + int64_t{s} * sizes_.max_pages);
+    host.sequences.state_slot.As<int32_t>()[s] = sequence.state_slot;
+    std::memcpy(host.sampling.As<char>() + s * sizeof(SamplingRow), &sampling, sizeof(SamplingRow));
+  }
+
+  void SetRow(const StepInputs& host, int row, int sequence, int32_t token, int position) const {
+    Require(token >= 0 && token < spec_.vocab_size, "token ", token, " is outside the vocabulary");
+    host.token_ids.As<int32_t>()[row] = token;
+    host.sequences.row_sequence.As<int32_t>()[row] = sequence;
+    host.sequences.positions.As<int32_t>()[row] = position;
+  }
+
+  StepInputs SetPrefillInputs(const PrefillChunk& chunk) {
+    const int rows = static_cast<int>(chunk.tokens.size());
+    Require(rows >= 1 && rows <= sizes_.chunk, "Prefill: ", rows, " tokens; 1 to ", sizes_.chunk,
+            " are possible");
+    const StepInputs host = LayOutInputs(sizes_, rows, 1, host_inputs_.get());
+    SetSequence(host, 0, chunk.sequence, chunk.start_position + rows - 1, chunk.sampling);
+    host.sequences.query_start.As<int32_t>()[0] = 0;
+    host.sequences.query_start.As<int32_t>()[1] = rows;
+    for (int i = 0; i < rows; ++i) {
+      SetRow(host, i, 0, chunk.tokens[i], chunk.start_position + i);
+    }
+    if (chunk.start_position == 0) ZeroState(chunk.sequence.state_slot);
+    backend_.CopyToDevice(workspace_.inputs, host_inputs_.get(), host.bytes);
+    return LayOutInputs(sizes_, rows, 1, workspace_.inputs);
+  }
+
+  // Rows beyond the real ones are sequences of their own in the dummy page and slot. Returns the
+  // mean length.
+  double SetDecodeInputs(std::span<const DecodeRow> rows, int bucket) {
+    const StepInputs host = LayOutInputs(sizes_, bucket, bucket, host_inputs_.get());
+    const int32_t dummy_page = sizes_.dummy_page();
+    const DecodeRow padding{
+        .sequence = {.pages = {&dummy_page, 1}, .state_slot = sizes_.dummy_slot()}, .sampling = {}};
+    double lengths = 0;
+    for (int i = 0; i < bucket; ++i) {
+      const bool real = i < static_cast<int>(rows.size());
+      const DecodeRow& row = real ? rows[i] : padding;
+      SetSequence(host, i, row.sequence, row.position, row.sampling);
+      SetRow(host, i, i, row.token, row.position);
+      host.sequences.query_start.As<int32_t>()[i] = i;
+      if (real) lengths += row.position + 1;
+    }
+    host.sequences.query_start.As<int32_t>()[bucket] = bucket;
+    backend_.CopyToDevice(workspace_.inputs, host_inputs_.get(), host.bytes);
+    return lengths / static_cast<double>(rows.size());
+  }
+
+  void ZeroState(int slot) {
+    for (const LayerCache& cache : caches_) {
+      for (const TensorView& state : {cache.recurrent, cache.conv}) {
+        if (!state) continue;
+        const TensorView part = state.Slice(0, slot, 1);
+        backend_.Zero(part.data, part.bytes());
+      }
+    }
+  }
+
+  void RunTimed(const OpList& list, double mean_length, int rows) {
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> seconds;
+    seconds.reserve(list.calls().size());
+    backend_.Synchronize();
+    Clock::time_point before = Clock::now();
+    for (const OpCall& call : list.calls()) {
+      backend_.Run(call.op);
+      backend_.Synchronize();
+      const Clock::time_point after = Clock::now();
+      seconds.push_back(std::chrono::duration<double>(after - before).count());
+      before = after;
+    }
+    profiler_.Record("prefill", 0, list.calls(), seconds, mean_length, rows);
+  }
+
+  void CopyLogits(int rows, float* to) {
+    backend_.Synchronize();
+    backend_.CopyToHost(to, workspace_.logits.data,
+                        int64_t{rows} * spec_.vocab_size * int64_t{sizeof(float)});
+    backend_.Synchronize();
+  }
+
+  Backend& backend_;
+  const ModelSpec spec_;
+  const DecodePlan plan_;
+  const StepSizes sizes_;
+  const int max_sequences_;
+  const int vocab_limit_;
+
+  Buffer memory_;  // everything below is cut from it
+  ModelWeights weights_;
+  std::vector<LayerCache> caches_;
+  Activations activations_;
+  Workspace workspace_;
+
+  std::unique_ptr<int64_t[]> host_inputs_;  // the host's image of workspace_.inputs
+  std::vector<DecodeProgram> decode_;       // one per bucket
+  std::map<int, OpList> prefill_;           // the layers, by rows
+  std::vector<int32_t> tokens_;
+
+  KernelProfiler profiler_;
+  EveryNth timed_decode_;
+  EveryNth timed_prefill_;
+  std::vector<std::atomic<uint64_t>> replays_;  // one per bucket
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(Backend& backend,
+                                                                 const ModelSpec& spec,
+                                                                 WeightSource& weights,
+                                                                 const RunnerOptions& options) {
+  absl::StatusOr<DecodePlan> plan = ResolveDecodePlan(
+      options.decode_plan == DecodePlan::kAuto ? options.plan.decode_plan : options.decode_plan);
+  if (!plan.ok()) return plan.status();
+  if (*plan == DecodePlan::kExplicit && options.plan.decode_plan != DecodePlan::kExplicit) {
+    return absl::InvalidArgumentError(
+        "the memory plan has no room for the explicit plan's score matrix; set "
+        "MemoryLimits::decode_plan too");
+  }
+  if (options.profile_every < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--profile_every is ", options.profile_every, "; 0 turns it off"));
+  }
+  try {
+    auto runner = std::make_unique<ModelRunnerImpl>(backend, spec, options, *plan);
+    if (absl::Status status = runner->Load(options.plan, weights); !status.ok()) return status;
+    return runner;
+  } catch (const DeviceError& e) {
+    return absl::ResourceExhaustedError(absl::StrCat("loading the model: ", e.what()));
+  } catch (const std::exception& e) {
+    return absl::InvalidArgumentError(absl::StrCat("loading the model: ", e.what()));
+  }
+}
+
+}  // namespace qwend

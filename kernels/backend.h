@@ -120,9 +120,15 @@ class Backend {
   virtual int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const = 0;
   virtual TensorView Pack(const TensorView& host, void* to) = 0;
 
+  // Parts along K that this backend's Gemv of the shape runs fastest with in decode.
+  virtual int GemvSplits(int64_t /*rows*/, int64_t /*cols*/) const { return 1; }
+
   virtual void Run(const Op& op) = 0;  // returns when the operator is queued (CUDA) or done (CPU)
   virtual std::unique_ptr<Program> Compile(std::span<const OpCall> calls) = 0;
   virtual void Synchronize() = 0;
+
+  // Allocations of device memory so far; does not grow once a server is ready.
+  virtual int64_t AllocationCount() const { return 0; }
 
   // Bytes per second of a plain read of memory that no cache holds, measured now (about 0.3 s),
   // best of several passes.

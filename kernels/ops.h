@@ -76,16 +76,16 @@ struct Gemv {
   TensorView out;       // [T, N]
   TensorView x;         // [T, K]
   TensorView weight;    // [N, K], any layout of this backend
-  TensorView bias;      // [N], optional
-  TensorView partials;  // f32 [splits, T, N], when splits > 1
+  TensorView bias{};      // [N], optional
+  TensorView partials{};  // f32 [splits, T, N], when splits > 1
   int splits = 1;
 };
 
 // out = bias + sum of partials in order of the part. Reads only the parts that exist.
 struct SplitKReduce {
   TensorView out;       // [T, N]
-  TensorView partials;  // f32 [splits, T, N]
-  TensorView bias;      // [N], optional
+  TensorView partials{};  // f32 [splits, T, N]
+  TensorView bias{};      // [N], optional
 };
 
 // out = x * rsqrt(mean(x^2) + eps) * (weight_offset + weight). weight_offset is 1 for zero-centred
@@ -94,7 +94,7 @@ struct RmsNorm {
   TensorView out;           // [T, hidden]
   TensorView x;             // [T, hidden]
   TensorView weight;        // [hidden]
-  TensorView partial_sums;  // f32 [T, splits], when splits > 1
+  TensorView partial_sums{};  // f32 [T, splits], when splits > 1
   float eps = 1e-6f;
   float weight_offset = 0.0f;
   int splits = 1;

@@ -1,12 +1,8 @@
 // A fixed set of threads that run one parallel loop at a time.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -17,8 +13,12 @@ namespace qwend::cpu {
 // loops cost no system call, and an idle server no processor time. The caller's thread is worker 0
 // and does its share.
 //
-// Thread: ParallelFor from one thread at a time. Which worker runs which item never changes a
-// result.
+// Every worker begins with a contiguous range of the items and takes pieces from its front, smaller
+// ones towards the end; who runs out takes half of what another has left. A loop waits only for
+// workers that have begun a piece: one that the system has not scheduled yet holds nobody up.
+//
+// Thread: ParallelFor from one thread at a time, never from inside a loop. Which worker runs which
+// item never changes a result.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);  // at least 1, the caller included
@@ -50,6 +50,7 @@ class ThreadPool {
  private:
   using Piece = void (*)(void* body, int64_t begin, int64_t end, int worker);
   void RunLoop(int64_t items, int64_t grain, Piece piece, void* body);
+  void WorkerMain(int worker);
 
   struct Shared;  // the loop in progress, and what workers wait on
   const int threads_;

@@ -1,0 +1,216 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/bandwidth.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/runtime.h"
+
+namespace qwend {
+namespace cuda {
+namespace {
+
+void RunOp(const Op& op, const LaunchContext& ctx) {
+  std::visit([&](const auto& o) { Run(o, ctx); }, op);
+}
+
+// The stream's capture, ended whatever happens: a capture that is left open would poison the
+// stream.
+class Capture {
+ public:
+  explicit Capture(cudaStream_t stream) : stream_(stream) {
+    Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
+  }
+  ~Capture() {
+    if (stream_ == nullptr) return;
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(stream_, &graph);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    cudaGetLastError();
+  }
+  GraphExec Finish() {
+    cudaGraph_t graph = nullptr;
+    const cudaError_t status = cudaStreamEndCapture(std::exchange(stream_, nullptr), &graph);
+    const Graph owned(graph);
+    Check(status, "ending a capture");
+    cudaGraphExec_t exec = nullptr;
+    Check(cudaGraphInstantiate(&exec, graph, 0), "instantiating a graph");
+    GraphExec result(exec);
+    return result;
+  }
+
+ private:
+  cudaStream_t stream_;
+};
+
+// Two graphs of the same operators: the plain one, and one with an event node before, between and
+// after them. The plain one carries no trace of the other.
+class CudaProgram : public Program {
+ public:
+  CudaProgram(std::span<const OpCall> calls, const LaunchContext& ctx)
+      : ctx_(ctx), seconds_(calls.size()) {
+    for (size_t i = 0; i <= calls.size(); ++i) events_.push_back(MakeEvent());
+    RunEach(calls, [](size_t) {});  // loads every kernel before the capture
+    Check(cudaStreamSynchronize(ctx_.stream), "the warm-up before a capture");
+    plain_ = Record(calls, [](size_t) {});
+    timed_ = Record(calls, [this](size_t i) {
+      Check(cudaEventRecordWithFlags(events_[i].get(), ctx_.stream, cudaEventRecordExternal),
+            "recording an event");
+    });
+    Check(cudaGraphUpload(plain_.get(), ctx_.stream), "uploading a graph");
+    Check(cudaGraphUpload(timed_.get(), ctx_.stream), "uploading a graph");
+    Check(cudaStreamSynchronize(ctx_.stream), "uploading a graph");
+  }
+
+  void Run() override { Check(cudaGraphLaunch(plain_.get(), ctx_.stream), "launching a graph"); }
+
+  std::span<const double> RunTimed() override {
+    Check(cudaGraphLaunch(timed_.get(), ctx_.stream), "launching an instrumented graph");
+    Check(cudaStreamSynchronize(ctx_.stream), "running an instrumented graph");
+    for (size_t i = 0; i < seconds_.size(); ++i) {
+      float milliseconds = 0;
+      Check(cudaEventElapsedTime(&milliseconds, events_[i].get(), events_[i + 1].get()),
+            "reading an event");
+      seconds_[i] = milliseconds * 1e-3;
+    }
+    return seconds_;
+  }
+
+ private:
+  template <typename Between>
+  void RunEach(std::span<const OpCall> calls, Between between) {
+    between(0);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      try {
+        RunOp(calls[i].op, ctx_);
+        between(i + 1);
+      } catch (const std::exception& e) {
+        throw DeviceError("operator " + calls[i].tag + " of layer " +
+                          std::to_string(calls[i].layer) + ": " + e.what());
+      }
+    }
+  }
+
+  template <typename Between>
+  GraphExec Record(std::span<const OpCall> calls, Between between) {
+    Capture capture(ctx_.stream);
+    RunEach(calls, between);
+    return capture.Finish();
+  }
+
+  LaunchContext ctx_;
+  std::vector<Event> events_;
+  std::vector<double> seconds_;
+  GraphExec plain_, timed_;
+};
+
+class CudaBackend : public Backend {
+ public:
+  explicit CudaBackend(int device) {
+    Check(cudaSetDevice(device), ("choosing CUDA device " + std::to_string(device)).c_str());
+    Check(cudaGetDeviceProperties(&properties_, device), "reading the device's properties");
+    stream_ = MakeStream();
+    workspace_ = Allocate(kWorkspaceBytes);
+    ctx_ = {stream_.get(), properties_.multiProcessorCount, workspace_.data()};
+    PrepareAttentionKernels();
+  }
+
+  BackendInfo Info() const override {
+    size_t free_bytes = 0, total_bytes = 0;
+    Check(cudaMemGetInfo(&free_bytes, &total_bytes), "reading the device's memory");
+    BackendInfo info;
+    info.name = "cuda";
+    info.device_name = properties_.name;
+    info.activation_type = DType::kF32;
+    info.kv_type = DType::kBF16;
+    info.conv_type = DType::kF32;
+    info.memory_bytes = static_cast<int64_t>(total_bytes);
+    info.free_bytes = static_cast<int64_t>(free_bytes);
+    return info;
+  }
+
+  Buffer Allocate(int64_t bytes) override {
+    void* data = nullptr;
+    Check(cudaMalloc(&data, std::max<int64_t>(bytes, 1)),
+          ("allocating " + std::to_string(bytes) + " bytes").c_str());
+    Buffer buffer(data, bytes, [](void* p, int64_t) { cudaFree(p); });
+    ++allocations_;
+    Zero(data, bytes);
+    Synchronize();
+    return buffer;
+  }
+
+  void CopyToDevice(void* to, const void* from_host, int64_t bytes) override {
+    Check(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, stream_.get()),
+          "copying to the device");
+  }
+  void CopyToHost(void* to_host, const void* from, int64_t bytes) override {
+    Check(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, stream_.get()),
+          "copying from the device");
+    Synchronize();
+  }
+  void Zero(void* at, int64_t bytes) override {
+    if (bytes > 0) Check(cudaMemsetAsync(at, 0, bytes, stream_.get()), "clearing device memory");
+  }
+
+  int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const override {
+    return rows * cols * SizeOf(dtype);
+  }
+  TensorView Pack(const TensorView& host, void* to) override {
+    Require(host.contiguous(), "Pack: ", host.ShapeString(), " must be contiguous");
+    CopyToDevice(to, host.data, host.bytes());
+    Synchronize();  // the source may go away
+    TensorView packed = host;
+    packed.data = to;
+    return packed;
+  }
+  int GemvSplits(int64_t rows, int64_t cols) const override { return cuda::GemvSplits(rows, cols); }
+
+  void Run(const Op& op) override { RunOp(op, ctx_); }
+  std::unique_ptr<Program> Compile(std::span<const OpCall> calls) override {
+    return std::make_unique<CudaProgram>(calls, ctx_);
+  }
+  void Synchronize() override {
+    Check(cudaStreamSynchronize(stream_.get()), "waiting for the device");
+  }
+  int64_t AllocationCount() const override { return allocations_; }
+  double MeasureReadBandwidth() override { return cuda::MeasureReadBandwidth(ctx_); }
+
+ private:
+  cudaDeviceProp properties_{};
+  Stream stream_;
+  Buffer workspace_;
+  LaunchContext ctx_;
+  int64_t allocations_ = 0;
+};
+
+}  // namespace
+
+int DeviceCount() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+std::unique_ptr<Backend> MakeBackend(int device) {
+  const int count = DeviceCount();
+  if (count == 0) throw DeviceError("there is no CUDA device here; use --backend cpu");
+  if (device < 0 || device >= count) {
+    throw DeviceError("CUDA device " + std::to_string(device) +
+                      " does not exist; this machine has " + std::to_string(count) +
+                      ", counted from 0");
+  }
+  return std::make_unique<CudaBackend>(device);
+}
+
+}  // namespace cuda
+}  // namespace qwend

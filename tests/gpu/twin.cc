@@ -1,0 +1,178 @@
+#include "tests/gpu/twin.h"
+
+#include <bit>
+
+namespace qwend::gpu {
+namespace {
+
+uint16_t ToBf16(float v) {
+  const uint32_t bits = std::bit_cast<uint32_t>(v);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+float FromBf16(uint16_t v) { return std::bit_cast<float>(static_cast<uint32_t>(v) << 16); }
+
+std::vector<char> Encode(const std::vector<float>& values, DType dtype) {
+  std::vector<char> bytes(values.size() * SizeOf(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::kF32) {
+      std::memcpy(bytes.data() + i * 4, &values[i], 4);
+    } else if (dtype == DType::kBF16) {
+      const uint16_t v = ToBf16(values[i]);
+      std::memcpy(bytes.data() + i * 2, &v, 2);
+    } else if (dtype == DType::kF16) {
+      const _Float16 v = static_cast<_Float16>(values[i]);
+      std::memcpy(bytes.data() + i * 2, &v, 2);
+    } else {
+      const int32_t v = static_cast<int32_t>(values[i]);
+      std::memcpy(bytes.data() + i * 4, &v, 4);
+    }
+  }
+  return bytes;
+}
+
+int64_t Count(std::initializer_list<int64_t> shape) {
+  int64_t n = 1;
+  for (int64_t s : shape) n *= s;
+  return n;
+}
+
+}  // namespace
+
+Handle Twin::Add(const std::vector<char>& bytes, DType dtype,
+                 std::initializer_list<int64_t> shape) {
+  const int64_t size = static_cast<int64_t>(bytes.size());
+  for (Backend* backend : {&cpu_, &cuda_}) {
+    Buffer buffer = backend->Allocate(size + 2 * kGuard);
+    const std::vector<unsigned char> guard(kGuard, kGuardByte);
+    char* base = static_cast<char*>(buffer.data());
+    backend->CopyToDevice(base, guard.data(), kGuard);
+    backend->CopyToDevice(base + kGuard, bytes.data(), size);
+    backend->CopyToDevice(base + kGuard + size, guard.data(), kGuard);
+    backend->Synchronize();
+    (backend == &cpu_ ? cpu_views_ : cuda_views_)
+        .push_back(TensorView::Of(base + kGuard, dtype, shape));
+    if (backend == &cuda_) guards_.push_back(base);
+    buffers_.push_back(std::move(buffer));
+  }
+  return {static_cast<int>(cpu_views_.size()) - 1};
+}
+
+Handle Twin::Random(DType dtype, std::initializer_list<int64_t> shape, float spread) {
+  std::normal_distribution<float> normal(0.0f, spread);
+  std::vector<float> values(Count(shape));
+  for (float& v : values) v = normal(random_);
+  return Add(Encode(values, dtype), dtype, shape);
+}
+
+Handle Twin::Poisoned(DType dtype, std::initializer_list<int64_t> shape) {
+  const float poison = dtype == DType::kI32 ? -1.0f : std::nanf("");
+  return Add(Encode(std::vector<float>(Count(shape), poison), dtype), dtype, shape);
+}
+
+Handle Twin::Ints(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape) {
+  return Add(Encode(std::vector<float>(values.begin(), values.end()), DType::kI32), DType::kI32,
+             shape);
+}
+
+Handle Twin::Floats(const std::vector<float>& values, std::initializer_list<int64_t> shape) {
+  return Add(Encode(values, DType::kF32), DType::kF32, shape);
+}
+
+Handle Twin::Bytes(const void* data, std::initializer_list<int64_t> shape) {
+  const char* begin = static_cast<const char*>(data);
+  return Add(std::vector<char>(begin, begin + Count(shape)), DType::kU8, shape);
+}
+
+Handle Twin::Weight(DType dtype, int64_t rows, int64_t cols, float spread) {
+  std::normal_distribution<float> normal(0.0f, spread);
+  std::vector<float> values(rows * cols);
+  for (float& v : values) v = normal(random_);
+  std::vector<char> host = Encode(values, dtype);
+  const TensorView view = TensorView::Of(host.data(), dtype, {rows, cols});
+  for (Backend* backend : {&cpu_, &cuda_}) {
+    buffers_.push_back(backend->Allocate(backend->PackedBytes(dtype, rows, cols)));
+    (backend == &cpu_ ? cpu_views_ : cuda_views_)
+        .push_back(backend->Pack(view, buffers_.back().data()));
+  }
+  guards_.push_back(nullptr);
+  return {static_cast<int>(cpu_views_.size()) - 1};
+}
+
+Handle Twin::Cut(Handle from, const std::function<TensorView(const TensorView&)>& cut) {
+  cpu_views_.push_back(cut(cpu_views_[from.index]));
+  cuda_views_.push_back(cut(cuda_views_[from.index]));
+  guards_.push_back(nullptr);
+  return {static_cast<int>(cpu_views_.size()) - 1};
+}
+
+void Twin::Run(const std::function<Op(const Side&)>& make) {
+  const auto pick = [](const std::vector<TensorView>& views) {
+    return [&views](Handle h) { return h.index < 0 ? TensorView{} : views[h.index]; };
+  };
+  for (Backend* backend : {&cpu_, &cuda_}) {
+    const Op op = make(pick(backend == &cpu_ ? cpu_views_ : cuda_views_));
+    backend->Run(op);
+    backend->Synchronize();
+  }
+}
+
+std::vector<float> Twin::Read(Backend& backend, const TensorView& view) {
+  // The whole span of the view comes over, then its elements are picked by their strides.
+  int64_t span = 1;
+  for (int i = 0; i < view.rank; ++i) span += (view.shape[i] - 1) * view.strides[i];
+  std::vector<char> raw(span * SizeOf(view.dtype));
+  backend.CopyToHost(raw.data(), view.data, static_cast<int64_t>(raw.size()));
+  std::vector<float> values(view.elements());
+  for (int64_t i = 0; i < view.elements(); ++i) {
+    int64_t rest = i, at = 0;
+    for (int d = view.rank - 1; d >= 0; --d) {
+      at += rest % view.shape[d] * view.strides[d];
+      rest /= view.shape[d];
+    }
+    const char* p = raw.data() + at * SizeOf(view.dtype);
+    if (view.dtype == DType::kF32) {
+      std::memcpy(&values[i], p, 4);
+    } else if (view.dtype == DType::kBF16) {
+      uint16_t v;
+      std::memcpy(&v, p, 2);
+      values[i] = FromBf16(v);
+    } else {
+      int32_t v;
+      std::memcpy(&v, p, 4);
+      values[i] = static_cast<float>(v);
+    }
+  }
+  return values;
+}
+
+void Twin::ExpectGuards(Handle h, const std::string& what) {
+  char* base = guards_[h.index];
+  if (base == nullptr) return;
+  const int64_t size = cuda_views_[h.index].bytes();
+  std::vector<unsigned char> guard(kGuard);
+  for (const char* at : {base, base + kGuard + size}) {
+    cuda_.CopyToHost(guard.data(), at, kGuard);
+    for (unsigned char b : guard) ASSERT_EQ(b, kGuardByte) << what << ": wrote outside its output";
+  }
+}
+
+void Twin::ExpectClose(Handle h, double tolerance, const std::string& what) {
+  const std::vector<float> want = Cpu(h), got = Cuda(h);
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    ASSERT_FALSE(std::isnan(want[i]))
+        << what << ": the CPU left element " << i << " unwritten or NaN";
+    ASSERT_FALSE(std::isnan(got[i])) << what << ": CUDA left element " << i << " unwritten or NaN";
+    difference += (double(got[i]) - want[i]) * (double(got[i]) - want[i]);
+    norm += double(want[i]) * want[i];
+  }
+  EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(norm) + 1e-12) << what;
+  ExpectGuards(h, what);
+}
+
+void Twin::ExpectEqual(Handle h, const std::string& what) {
+  EXPECT_EQ(Cuda(h), Cpu(h)) << what;
+  ExpectGuards(h, what);
+}
+
+}  // namespace qwend::gpu
