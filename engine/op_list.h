@@ -20,8 +20,7 @@ class OpList {
 
   std::span<const OpCall> calls() const { return calls_; }
 
-  // One line per operator: layer, tag, operator, then each tensor with its type and shape. Two
-  // lists with the same text do the same work.
+  // One line per operator: layer, tag, operator, then each tensor with its type and shape.
   std::string ToString() const;
 
  private:

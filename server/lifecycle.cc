@@ -353,8 +353,10 @@ void Server::CloseEverything() {
   ports_->metrics.reset();
   ports_->main.reset();
   ports_->probe.reset();
-  engine_.reset();
-  LogEvent("stopped", {});
+  if (engine_ != nullptr) {
+    engine_.reset();
+    LogEvent("stopped", {});
+  }
   FlushLogs();
 }
 

@@ -112,12 +112,9 @@ void ReadRope(JsonFields& f, const Family& family, ModelSpec& spec) {
     }
     theta = rope.Number("rope_theta", 1.0, kMaxTheta, theta);
     partial = rope.Number("partial_rotary_factor", 0.0, 1.0, partial);
-    if (!rope.status().ok()) {
-      // The nested message already names its whole place.
-      f.Fail(key, absl::StrCat("is refused (", rope.status().message(), ")"));
-      return;
-    }
+    f.Adopt(rope.status());
   }
+  if (!f.status().ok()) return;
   spec.rope_theta = theta;
   spec.rotary_dim = static_cast<int>(spec.head_dim * partial);
   if (spec.rotary_dim < 2 || spec.rotary_dim % 2 != 0) {

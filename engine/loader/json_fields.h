@@ -36,6 +36,10 @@ class JsonFields {
 
   // Keeps the first failure: "<where>: <key> <what>".
   void Fail(const std::string& key, const std::string& what);
+  // Keeps the first failure of fields below these, whose message has its own place.
+  void Adopt(const absl::Status& below) {
+    if (status_.ok()) status_ = below;
+  }
   const absl::Status& status() const { return status_; }
   const std::string& where() const { return where_; }
 

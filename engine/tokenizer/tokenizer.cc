@@ -1,7 +1,8 @@
 #include "engine/tokenizer/tokenizer.h"
 
+#include <algorithm>
 #include <fstream>
-#include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -152,9 +153,11 @@ class ByteLevelTokenizer : public Tokenizer {
 };
 
 absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);  // fails for a folder
   std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in.is_open() || in.bad()) {
+  std::string text(error ? 0 : size, '\0');
+  if (error || !in.read(text.data(), static_cast<std::streamsize>(text.size()))) {
     return absl::InvalidArgumentError(absl::StrCat(path.string(), ": cannot be read"));
   }
   return text;

@@ -33,6 +33,8 @@
 #define QWEND_KERNELS_CPU_GEMV_ONCE
 namespace qwend::cpu {
 
+constexpr int kMostTileTokens = 12;  // of any instruction set
+
 // Steps [k_begin, k_end) of one panel against `tokens` rows of x.
 struct Tile {
   const void* weights;  // the panel's first step, k = 0
@@ -69,9 +71,33 @@ constexpr int kPanelVectors = kPanelRows / kLanes;
 constexpr int kMaxTokens =
     std::max(1, kSums / (kPanelVectors * 4 <= kSums ? kPanelVectors : kStepVectors));
 
+static_assert(kMaxTokens <= kMostTileTokens);
+
 constexpr int VectorsFor(int tokens, int height) {
   const int vectors = height / kLanes;
   return vectors * tokens <= kSums ? vectors : kStepVectors;
+}
+
+// The hardware's own prefetching stops at a page and starts slowly; this far ahead keeps enough
+// lines in flight to reach the read bandwidth. Past a panel's end lies the next one.
+constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kLineBytes = 64;
+
+HWY_INLINE void PrefetchLine(const void* base, int64_t offset) {
+  // Through an integer: the address may lie behind the weights, where prefetching does nothing.
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(base) +
+                                                   static_cast<uintptr_t>(offset)));
+}
+
+// For each step of k: the lines of that step's weights, kPrefetchBytes ahead.
+template <int kBytes>
+HWY_INLINE void PrefetchStep(const void* weights) {
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kBytes; i += kLineBytes) PrefetchLine(weights, kPrefetchBytes + i);
+}
+
+HWY_INLINE void PrefetchStart(const void* weights) {
+  for (int64_t i = 0; i < kPrefetchBytes; i += kLineBytes) PrefetchLine(weights, i);
 }
 
 template <int kTokens, int kVectors>
@@ -95,7 +121,9 @@ HWY_INLINE void Steps(const uint16_t* w, int64_t height, int64_t k_begin, int64_
   const float* xk = x + k_begin * kTokens;
   const int64_t whole = (k_end - k_begin) / 2;
   V wf[kVectors];
+  PrefetchStart(pairs);
   for (int64_t j = 0; j < whole; ++j) {
+    PrefetchStep<kVectors * kLanes * 4>(pairs);
     hn::Vec<DU> raw[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
@@ -123,7 +151,9 @@ HWY_INLINE void Steps(const float* w, int64_t height, int64_t k_begin, int64_t k
                       const float* x, V (&sum)[kTokens][kVectors]) {
   const D d;
   V wf[kVectors];
+  PrefetchStart(w + k_begin * height);
   for (int64_t k = k_begin; k < k_end; ++k) {
+    PrefetchStep<kVectors * kLanes * 4>(w + k * height);
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) wf[v] = hn::LoadU(d, w + k * height + v * kLanes);
     AddProducts(sum, wf, x + k * kTokens);
@@ -185,7 +215,7 @@ namespace {
 HWY_EXPORT(ComputeTile);
 HWY_EXPORT(MaxTileTokens);
 
-// Grow-only memory of the calling thread, so that a step allocates nothing after its first run.
+// Grow-only memory of one thread, so that a step allocates nothing after its first run.
 float* Scratch(std::vector<float>& scratch, int64_t count) {
   if (static_cast<int64_t>(scratch.size()) < count) scratch.resize(static_cast<size_t>(count));
   return scratch.data();
@@ -202,104 +232,149 @@ struct TiledRows {
   int64_t tiles;
 };
 
-void StoreElement(const TensorView& view, int64_t row, int64_t col, float value) {
-  const int64_t index = row * view.strides[0] + col;
-  if (view.dtype == DType::kBF16) {
-    view.As<uint16_t>()[index] = ToBF16(value);
+// Steps [k_begin, k_end) of `tokens` rows of x from `first` on, to [k][tokens].
+void TileRows(const TensorView& x, int64_t first, int64_t tokens, int64_t k_begin, int64_t k_end,
+              float* to) {
+  const auto transpose = [&](const auto* rows, const auto& convert) {
+    for (int64_t k = k_begin; k < k_end; ++k) {
+      for (int64_t t = 0; t < tokens; ++t) to[k * tokens + t] = convert(rows[t * x.strides[0] + k]);
+    }
+  };
+  if (x.dtype == DType::kBF16) {
+    transpose(x.As<const uint16_t>() + first * x.strides[0], FromBF16);
   } else {
-    view.As<float>()[index] = value;
+    transpose(x.As<const float>() + first * x.strides[0], [](float v) { return v; });
+  }
+}
+
+// All of x as tiles, or x itself where that is the same.
+const float* TileAllRows(const TensorView& x, const TiledRows& tiled, ThreadPool& pool) {
+  if (x.rows() == 1 && x.dtype == DType::kF32) return x.As<const float>();
+  constexpr int64_t kSteps = 512;  // of k that one item transposes
+  const int64_t k = x.cols();
+  float* tiles = Scratch(x_scratch, x.rows() * k);
+  const int64_t blocks = (k + kSteps - 1) / kSteps;
+  pool.ParallelFor(tiled.tiles * blocks, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t tile = item / blocks;
+      const int64_t k_begin = item % blocks * kSteps;
+      const int64_t first = tiled.Begin(tile);
+      TileRows(x, first, tiled.Begin(tile + 1) - first, k_begin, std::min(k, k_begin + kSteps),
+               tiles + first * k);
+    }
+  });
+  return tiles;
+}
+
+// out[row, first_col + i] = sums[i] + bias[i], rounded once. `bias` may be null.
+void StoreOutputs(const TensorView& out, int64_t row, int64_t first_col, int64_t count,
+                  const float* sums, const float* bias) {
+  const int64_t index = row * out.strides[0] + first_col;
+  const auto store = [&](auto* to, const auto& convert) {
+    if (bias == nullptr) {
+      for (int64_t i = 0; i < count; ++i) to[i] = convert(sums[i]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) to[i] = convert(sums[i] + bias[i]);
+    }
+  };
+  if (out.dtype == DType::kBF16) {
+    store(out.As<uint16_t>() + index, ToBF16);
+  } else {
+    store(out.As<float>() + index, [](float v) { return v; });
+  }
+}
+
+// Outputs of panel `panel` over part `split` of K, for the rows of tiles [tile_begin, tile_end).
+void RunPanel(const ops::Gemv& op, const TiledRows& tiled, const float* x, int64_t panel,
+              int64_t split, int64_t tile_begin, int64_t tile_end) {
+  const int64_t k = op.weight.cols();
+  const int64_t n = op.weight.rows();
+  const int64_t pairs_per_split = ((k + 1) / 2 + op.splits - 1) / op.splits;
+  const int64_t first_out = panel * kPanelRows;
+  const int64_t count = std::min<int64_t>(kPanelRows, n - first_out);
+  float sums[kMostTileTokens * kPanelRows];
+  Tile tile;
+  tile.height = PanelHeight(n, panel);
+  tile.k_begin = std::min(k, split * pairs_per_split * 2);
+  tile.k_end = std::min(k, (split + 1) * pairs_per_split * 2);
+  tile.out = sums;
+  if (op.weight.layout == Layout::kCpuPanels) {
+    tile.weight_type = op.weight.dtype;
+    tile.weights = op.weight.As<const char>() + PanelOffset(tile.weight_type, k, panel);
+  } else {
+    tile.weight_type = PackedType(op.weight.dtype);
+    float* packed = Scratch(panel_scratch, kPanelRows * PanelRowBytes(tile.weight_type, k) / 4);
+    PackPanelRange(op.weight, tile.weight_type, panel, panel + 1, packed);
+    tile.weights = packed;
+  }
+  float bias[kPanelRows];
+  if (op.bias) {
+    for (int64_t i = 0; i < count; ++i) {
+      bias[i] = LoadElement(op.bias.data, op.bias.dtype, first_out + i);
+    }
+  }
+  for (int64_t i = tile_begin; i < tile_end; ++i) {
+    const int64_t first = tiled.Begin(i);
+    tile.tokens = tiled.Begin(i + 1) - first;
+    tile.x = x + first * k;
+    HWY_DYNAMIC_DISPATCH(ComputeTile)(tile);
+    for (int64_t t = 0; t < tile.tokens; ++t) {
+      const float* row_sums = sums + t * kPanelRows;
+      if (op.splits > 1) {
+        float* part = op.partials.As<float>() + split * op.partials.strides[0] +
+                      (first + t) * op.partials.strides[1] + first_out;
+        std::copy(row_sums, row_sums + count, part);
+      } else {
+        StoreOutputs(op.out, first + t, first_out, count, row_sums, op.bias ? bias : nullptr);
+      }
+    }
   }
 }
 
 }  // namespace
 
 void Run(const ops::Gemv& op, const LaunchContext& ctx) {
-  const int64_t rows = op.x.rows();
-  const int64_t k = op.weight.cols();
-  const int64_t n = op.weight.rows();
-  const bool packed = op.weight.layout == Layout::kCpuPanels;
-  const DType weight_type = packed ? op.weight.dtype : PackedType(op.weight.dtype);
-  const TiledRows tiled(rows, HWY_DYNAMIC_DISPATCH(MaxTileTokens)());
-
-  const float* x = op.x.As<const float>();
-  if (rows > 1 || op.x.dtype != DType::kF32) {
-    float* tiles = Scratch(x_scratch, rows * k);
-    ctx.pool.ParallelFor(tiled.tiles, 1, [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t first = tiled.Begin(i);
-        const int64_t tokens = tiled.Begin(i + 1) - first;
-        float* to = tiles + first * k;
-        for (int64_t t = 0; t < tokens; ++t) {
-          for (int64_t j = 0; j < k; ++j) {
-            to[j * tokens + t] =
-                LoadElement(op.x.data, op.x.dtype, (first + t) * op.x.strides[0] + j);
-          }
-        }
-      }
-    });
-    x = tiles;
-  }
-
-  const int64_t panels = PanelCount(n);
+  const TiledRows tiled(op.x.rows(), HWY_DYNAMIC_DISPATCH(MaxTileTokens)());
+  const float* x = TileAllRows(op.x, tiled, ctx.pool);
   const int64_t splits = op.splits;
-  const int64_t pairs_per_split = ((k + 1) / 2 + splits - 1) / splits;
-  ctx.pool.ParallelFor(panels * splits, 1, [&](int64_t begin, int64_t end, int) {
-    float sums[16 * kPanelRows];
+  const int64_t parts = PanelCount(op.weight.rows()) * splits;
+  // Few panels and many rows: the rows are shared out too, so that no thread is left without work.
+  constexpr int64_t kItemsPerThread = 16;
+  const int64_t groups =
+      std::clamp<int64_t>(kItemsPerThread * ctx.pool.size() / parts, 1, tiled.tiles);
+  ctx.pool.ParallelFor(parts * groups, 1, [&](int64_t begin, int64_t end, int) {
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t panel = item / splits;
-      const int64_t split = item % splits;
-      Tile tile;
-      tile.weight_type = weight_type;
-      tile.height = PanelHeight(n, panel);
-      tile.k_begin = std::min(k, split * pairs_per_split * 2);
-      tile.k_end = std::min(k, (split + 1) * pairs_per_split * 2);
-      if (packed) {
-        tile.weights = op.weight.As<const char>() + PanelOffset(weight_type, k, panel);
-      } else {
-        float* to = Scratch(panel_scratch, kPanelRows * PanelRowBytes(weight_type, k) / 4);
-        PackPanelRange(op.weight, weight_type, panel, panel + 1, to);
-        tile.weights = to;
-      }
-      tile.out = sums;
-      const int64_t first_out = panel * kPanelRows;
-      const int64_t count = std::min<int64_t>(kPanelRows, n - first_out);
-      for (int64_t i = 0; i < tiled.tiles; ++i) {
-        const int64_t first = tiled.Begin(i);
-        tile.tokens = tiled.Begin(i + 1) - first;
-        tile.x = x + first * k;
-        HWY_DYNAMIC_DISPATCH(ComputeTile)(tile);
-        for (int64_t t = 0; t < tile.tokens; ++t) {
-          const float* sum = sums + t * kPanelRows;
-          if (splits > 1) {
-            float* part = op.partials.As<float>() + split * op.partials.strides[0] +
-                          (first + t) * op.partials.strides[1] + first_out;
-            std::copy(sum, sum + count, part);
-            continue;
-          }
-          for (int64_t j = 0; j < count; ++j) {
-            float value = sum[j];
-            if (op.bias) value += LoadElement(op.bias.data, op.bias.dtype, first_out + j);
-            StoreElement(op.out, first + t, first_out + j, value);
-          }
-        }
-      }
+      const int64_t part = item / groups;
+      const int64_t group = item % groups;
+      RunPanel(op, tiled, x, part / splits, part % splits, tiled.tiles * group / groups,
+               tiled.tiles * (group + 1) / groups);
     }
   });
 }
 
 void Run(const ops::SplitKReduce& op, const LaunchContext& ctx) {
-  const int64_t rows = op.out.rows();
   const int64_t n = op.out.cols();
-  constexpr int64_t kGrain = 4096;
-  ctx.pool.ParallelFor(rows * n, kGrain, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = i / n;
-      const int64_t col = i % n;
+  constexpr int64_t kBlock = 1024;  // columns of one item
+  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  ctx.pool.ParallelFor(op.out.rows() * blocks, 4, [&](int64_t begin, int64_t end, int) {
+    float sums[kBlock];
+    float bias[kBlock];
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item / blocks;
+      const int64_t col = item % blocks * kBlock;
+      const int64_t count = std::min(kBlock, n - col);
       const float* part = op.partials.As<const float>() + row * op.partials.strides[1] + col;
-      float sum = part[0];
-      for (int64_t p = 1; p < op.partials.dim(0); ++p) sum += part[p * op.partials.strides[0]];
-      if (op.bias) sum += LoadElement(op.bias.data, op.bias.dtype, col);
-      StoreElement(op.out, row, col, sum);
+      std::copy(part, part + count, sums);
+      for (int64_t p = 1; p < op.partials.dim(0); ++p) {
+        part += op.partials.strides[0];
+        for (int64_t i = 0; i < count; ++i) sums[i] += part[i];
+      }
+      if (op.bias) {
+        for (int64_t i = 0; i < count; ++i) {
+          bias[i] = LoadElement(op.bias.data, op.bias.dtype, col + i);
+        }
+      }
+      StoreOutputs(op.out, row, col, count, sums, op.bias ? bias : nullptr);
     }
   });
 }

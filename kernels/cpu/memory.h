@@ -16,7 +16,7 @@ constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 Buffer AllocateHuge(int64_t bytes);
 
 // Bytes per second of a plain read of memory that no cache holds by all of the pool's threads, best
-// of several passes, about 0.3 s.
+// of several passes, about half a second: the first touch of the memory it reads is most of that.
 double MeasureReadBandwidth(ThreadPool& pool);
 
 }  // namespace qwend::cpu

@@ -9,6 +9,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "engine/loader/weights.h"
+#include "engine/memory_plan.h"
 
 ABSL_FLAG(std::string, synthetic, "qwen3.5-0.8b",
           "random weights of this shape: qwen3.5-0.8b, qwen3-0.6b or article-0.8b");
@@ -105,6 +107,10 @@ absl::StatusOr<BenchOptions> ParseBenchOptions(const std::vector<std::string>& a
   absl::StatusOr<DecodePlan> plan = ParsePlan(absl::GetFlag(FLAGS_decode_plan));
   if (!plan.ok()) return plan.status();
   options.decode_plan = *plan;
+  if (absl::Status status = ResolveDecodePlan(*plan).status(); !status.ok()) return status;
+  if (absl::Status status = SyntheticSpec(options.synthetic).status(); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--synthetic: ", status.message()));
+  }
   options.device = absl::GetFlag(FLAGS_device);
   options.threads = absl::GetFlag(FLAGS_threads);
   options.prompt_tokens = absl::GetFlag(FLAGS_prompt_tokens);

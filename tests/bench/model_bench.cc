@@ -54,9 +54,7 @@ absl::StatusOr<LoadedModel> OpenWeights(const BenchOptions& options) {
     return model;
   }
   absl::StatusOr<ModelSpec> spec = SyntheticSpec(options.synthetic);
-  if (!spec.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--synthetic: ", spec.status().message()));
-  }
+  if (!spec.ok()) return spec.status();
   model.name = absl::StrCat(options.synthetic, ", random weights");
   model.spec = *spec;
   model.weights = MakeSyntheticWeights(*spec, /*seed=*/1);
@@ -130,7 +128,7 @@ class Bench {
     return absl::OkStatus();
   }
 
-  // Sequence 0 has decoded its real prompt; the other sequences' caches hold what earlier runs left
+  // Sequence 0 continues its real prompt; the other sequences' caches hold what earlier runs left
   // there, which takes the same time to read.
   absl::Status TimeDecode(int batch) {
     if (absl::Status status = Prefill(Context()); !status.ok()) return status;

@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
   const absl::StatusOr<qwend::bench::BenchResult> result = qwend::bench::RunBench(*options);
   if (!result.ok()) {
     std::fprintf(stderr, "qwend-bench: %s\n", std::string(result.status().message()).c_str());
-    return absl::IsInvalidArgument(result.status()) ? 2 : 1;
+    return 1;
   }
   const std::string report =
       options->json ? qwend::bench::ReportJson(*result) : qwend::bench::ReportText(*result);

@@ -255,6 +255,10 @@ TEST(TokenizerLoad, ErrorsNameFileAndKey) {
   lacking["model"]["unk_token"] = "a";
   EXPECT_THAT(TokenizerFromJson(lacking.dump(), "").status().message(), HasSubstr("unk_token"));
   EXPECT_THAT(TokenizerFromJson("{\"a\":", "").status().message(), HasSubstr("tokenizer.json: "));
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "a_folder";
+  std::filesystem::create_directories(folder / "tokenizer.json");  // not a file
+  const auto unreadable = Tokenizer::Load(folder);
+  EXPECT_THAT(unreadable.status().message(), HasSubstr("a_folder/tokenizer.json: cannot be read"));
   EXPECT_EQ(Tokenizer::Load("/nonexistent").status().code(), absl::StatusCode::kNotFound);
 }
 

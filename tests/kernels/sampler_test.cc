@@ -137,7 +137,7 @@ struct Setting {
 constexpr Setting kSettings[] = {
     {1.0f, 0, 1.0f, 0.0f},   {0.7f, 20, 0.8f, 0.0f},  {1.0f, 20, 0.95f, 0.0f},
     {1.5f, 5, 1.0f, 0.0f},   {1.0f, 0, 0.9f, 0.0f},   {1.0f, 0, 1.0f, 0.05f},
-    {2.0f, 50, 0.9f, 0.1f},  {1.0f, 1, 1.0f, 0.0f},   {0.01f, 0, 0.5f, 0.0f},
+    {2.0f, 50, 0.9f, 0.1f},  {1.0f, 1, 1.0f, 0.0f},   {0.01f, 0, 0.55f, 0.0f},
     {1.0f, 100000, 0.9f, 0}, {5.0f, 0, 0.99f, 0.01f}, {1.0f, 20, 1e-6f, 0.0f}};
 
 SamplingRow RowOf(const Setting& s, uint64_t seed, int position) {

@@ -13,9 +13,9 @@
 namespace qwend {
 namespace {
 
+using testing::FakeEngine;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::FakeEngine;
 
 // The value of the sample that starts with `start`, or -1.
 double Value(const std::string& text, const std::string& start) {
@@ -34,20 +34,32 @@ int Count(const std::string& text, const std::string& part) {
 TEST(Metrics, EveryNameIsThereBeforeTheModelIs) {
   const Metrics metrics("demo", false);
   const std::string text = metrics.Text();
-  for (const char* line :
-       {"qwend_requests_total counter", "qwend_requests_running gauge",
-        "qwend_requests_waiting gauge", "qwend_kv_cache_usage_ratio gauge",
-        "qwend_sequences_max gauge", "qwend_prompt_tokens_total counter",
-        "qwend_cached_prompt_tokens_total counter", "qwend_generation_tokens_total counter",
-        "qwend_time_to_first_token_seconds histogram", "qwend_inter_token_latency_seconds histogram",
-        "qwend_request_duration_seconds histogram", "qwend_queue_time_seconds histogram",
-        "qwend_prefill_time_seconds histogram", "qwend_decode_step_seconds histogram",
-        "qwend_kernel_seconds_total counter", "qwend_kernel_calls_total counter",
-        "qwend_kernel_bytes_total counter", "qwend_kernel_bandwidth_ratio gauge",
-        "qwend_graph_replays_total counter", "qwend_graph_captures_total counter",
-        "qwend_preemptions_total counter", "qwend_prefix_cache_hits_total counter",
-        "qwend_prefix_cache_queries_total counter", "qwend_memory_bytes gauge",
-        "qwend_build_info gauge", "qwend_cache_config_info gauge"}) {
+  for (const char* line : {"qwend_requests_total counter",
+                           "qwend_requests_running gauge",
+                           "qwend_requests_waiting gauge",
+                           "qwend_kv_cache_usage_ratio gauge",
+                           "qwend_sequences_max gauge",
+                           "qwend_prompt_tokens_total counter",
+                           "qwend_cached_prompt_tokens_total counter",
+                           "qwend_generation_tokens_total counter",
+                           "qwend_time_to_first_token_seconds histogram",
+                           "qwend_inter_token_latency_seconds histogram",
+                           "qwend_request_duration_seconds histogram",
+                           "qwend_queue_time_seconds histogram",
+                           "qwend_prefill_time_seconds histogram",
+                           "qwend_decode_step_seconds histogram",
+                           "qwend_kernel_seconds_total counter",
+                           "qwend_kernel_calls_total counter",
+                           "qwend_kernel_bytes_total counter",
+                           "qwend_kernel_bandwidth_ratio gauge",
+                           "qwend_graph_replays_total counter",
+                           "qwend_graph_captures_total counter",
+                           "qwend_preemptions_total counter",
+                           "qwend_prefix_cache_hits_total counter",
+                           "qwend_prefix_cache_queries_total counter",
+                           "qwend_memory_bytes gauge",
+                           "qwend_build_info gauge",
+                           "qwend_cache_config_info gauge"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat("# TYPE ", line, "\n")));
   }
   EXPECT_THAT(text, Not(HasSubstr("vllm:")));
@@ -62,12 +74,15 @@ TEST(Metrics, EveryNameIsThereBeforeTheModelIs) {
 
 TEST(Metrics, OutcomesAreCountedApart) {
   Metrics metrics("demo", false);
-  const std::pair<Outcome, const char*> outcomes[] = {
-      {Outcome::kEos, "eos"},           {Outcome::kStopString, "stop_string"},
-      {Outcome::kStopToken, "stop_token"}, {Outcome::kLength, "length"},
-      {Outcome::kAborted, "aborted"},   {Outcome::kCancelled, "cancelled"},
-      {Outcome::kDeadline, "deadline"}, {Outcome::kRejected, "rejected"},
-      {Outcome::kError, "error"}};
+  const std::pair<Outcome, const char*> outcomes[] = {{Outcome::kEos, "eos"},
+                                                      {Outcome::kStopString, "stop_string"},
+                                                      {Outcome::kStopToken, "stop_token"},
+                                                      {Outcome::kLength, "length"},
+                                                      {Outcome::kAborted, "aborted"},
+                                                      {Outcome::kCancelled, "cancelled"},
+                                                      {Outcome::kDeadline, "deadline"},
+                                                      {Outcome::kRejected, "rejected"},
+                                                      {Outcome::kError, "error"}};
   int n = 0;
   for (const auto& [outcome, name] : outcomes) {
     ++n;
@@ -111,8 +126,9 @@ TEST(Metrics, EngineFiguresAreReadAtTheScrape) {
   stats.prompt_tokens = 7;
   stats.generation_tokens = 9;
   stats.buckets = {{.batch = 2, .replays = 11, .captures = 1}};
-  stats.kernels = {{.kernel = "down_proj", .phase = "decode", .calls = 4, .seconds = 2, .bytes = 1e9},
-                   {.kernel = "down_proj", .phase = "prefill", .calls = 1, .seconds = 1, .bytes = 5}};
+  stats.kernels = {
+      {.kernel = "down_proj", .phase = "decode", .calls = 4, .seconds = 2, .bytes = 1e9},
+      {.kernel = "down_proj", .phase = "prefill", .calls = 1, .seconds = 1, .bytes = 5}};
   engine.SetStats(stats);
   const std::string text = metrics.Text();
   EXPECT_EQ(Value(text, "qwend_kv_cache_usage_ratio{"), 0.25);
@@ -160,7 +176,8 @@ TEST(MetricsEndpoint, ServesTextAndTellsItsPort) {
   ASSERT_GT((*endpoint)->port(), 0);
   EXPECT_THAT(Get((*endpoint)->port(), "/metrics"), HasSubstr("qwend_requests_running{"));
 
-  const auto second = MetricsEndpoint::Open(absl::StrCat("127.0.0.1:", (*endpoint)->port()), metrics);
+  const auto second =
+      MetricsEndpoint::Open(absl::StrCat("127.0.0.1:", (*endpoint)->port()), metrics);
   ASSERT_FALSE(second.ok());
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("--metrics_listen=127.0.0.1:"));
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("address already in use"));

@@ -51,8 +51,9 @@ TEST(Options, CommandLineWinsOverFlagfileOverEnvironment) {
   // A line without dashes is an error, named with its file.
   EXPECT_THAT(ErrorOf({"--flagfile=" + path}), HasSubstr(path));
   std::ofstream(path) << "# a comment\n\n--max_queued=7\n  --threads=4\n";
-  const auto line = Parse({"--flagfile", path, "--max_queued", "9"},
-                          {{"QWEND_MAX_QUEUED", "5"}, {"QWEND_THREADS", "2"}, {"QWEND_DEVICE", "1"}});
+  const auto line =
+      Parse({"--flagfile", path, "--max_queued", "9"},
+            {{"QWEND_MAX_QUEUED", "5"}, {"QWEND_THREADS", "2"}, {"QWEND_DEVICE", "1"}});
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(line->options.engine.max_queued, 9);
   EXPECT_EQ(line->options.engine.threads, 4);
@@ -62,12 +63,12 @@ TEST(Options, CommandLineWinsOverFlagfileOverEnvironment) {
 }
 
 TEST(Options, EveryKindOfFlagIsRead) {
-  const auto line = Parse({"--model=/m", "--backend=cpu", "--decode_plan=explicit",
-                           "--listen=[::]:0", "--metrics_listen=", "--health_listen=1.2.3.4:5",
-                           "--memory_fraction=0.5", "--drain_seconds=1.5", "--noreflection",
-                           "--vllm_metric_aliases", "--log_format=json", "--log_level=off",
-                           "--prefill_chunk_tokens=128", "--prefix_cache=false",
-                           "--tls_cert=c", "--tls_key=k", "--tls_client_ca=a"});
+  const auto line =
+      Parse({"--model=/m", "--backend=cpu", "--decode_plan=explicit", "--listen=[::]:0",
+             "--metrics_listen=", "--health_listen=1.2.3.4:5", "--memory_fraction=0.5",
+             "--drain_seconds=1.5", "--noreflection", "--vllm_metric_aliases", "--log_format=json",
+             "--log_level=off", "--prefill_chunk_tokens=128", "--prefix_cache=false",
+             "--tls_cert=c", "--tls_key=k", "--tls_client_ca=a"});
   ASSERT_TRUE(line.ok()) << line.status();
   const ServerOptions& o = line->options;
   EXPECT_EQ(o.engine.model_dir, "/m");
@@ -111,12 +112,32 @@ TEST(Options, FlagfileThatNamesItselfEnds) {
 TEST(Options, HelpAndVersion) {
   const auto help = Parse({"--help"});
   ASSERT_TRUE(help.ok() && help->print.has_value());
-  for (const char* flag : {"model", "backend", "device", "decode_plan", "listen", "metrics_listen",
-                           "health_listen", "max_sequences", "max_context_tokens", "max_queued",
-                           "max_stop_strings", "prefill_chunk_tokens", "memory_fraction",
-                           "profile_every", "prefix_cache", "drain_seconds", "max_message_bytes",
-                           "tls_cert", "tls_key", "tls_client_ca", "auth_token_file", "log_level",
-                           "log_format", "reflection", "threads", "vllm_metric_aliases"}) {
+  for (const char* flag : {"model",
+                           "backend",
+                           "device",
+                           "decode_plan",
+                           "listen",
+                           "metrics_listen",
+                           "health_listen",
+                           "max_sequences",
+                           "max_context_tokens",
+                           "max_queued",
+                           "max_stop_strings",
+                           "prefill_chunk_tokens",
+                           "memory_fraction",
+                           "profile_every",
+                           "prefix_cache",
+                           "drain_seconds",
+                           "max_message_bytes",
+                           "tls_cert",
+                           "tls_key",
+                           "tls_client_ca",
+                           "auth_token_file",
+                           "log_level",
+                           "log_format",
+                           "reflection",
+                           "threads",
+                           "vllm_metric_aliases"}) {
     EXPECT_THAT(*help->print, HasSubstr(std::string("  --") + flag + "  "));
   }
   const auto version = Parse({"--version"});

@@ -17,8 +17,8 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::FakeEngine;
+using ::testing::HasSubstr;
 using testing::Ids;
 using testing::kEos;
 using testing::kFakeVocab;
@@ -45,8 +45,7 @@ class Validation : public ::testing::Test {
     if (prepared.ok()) return {};
     EXPECT_EQ(prepared.status().code(), absl::StatusCode::kInvalidArgument) << prepared.status();
     google::rpc::BadRequest details;
-    const auto payload =
-        prepared.status().GetPayload("type.googleapis.com/google.rpc.BadRequest");
+    const auto payload = prepared.status().GetPayload("type.googleapis.com/google.rpc.BadRequest");
     EXPECT_TRUE(payload.has_value());
     EXPECT_TRUE(details.ParseFromString(std::string(payload.value_or(absl::Cord()))));
     std::vector<std::string> fields;
@@ -240,8 +239,7 @@ TEST_F(Validation, ChatViolations) {
       tools_json: '[]' tools_json: 'nonsense' })"),
               ElementsAre("chat.messages[0].role", "chat.messages[1].reasoning_content",
                           "chat.messages[1].tool_calls_json", "chat.messages[2].tool_calls_json",
-                          "chat.messages[3].tool_calls_json",
-                          "chat.messages[4].tool_calls_json[0]",
+                          "chat.messages[3].tool_calls_json", "chat.messages[4].tool_calls_json[0]",
                           "chat.messages[4].tool_calls_json[1].arguments", "chat.messages[5].role",
                           "chat.tools_json[0]", "chat.tools_json[1]"));
   EXPECT_THAT(FieldsOf("chat { messages { role: 'user' content: 'raise' } }"), ElementsAre("chat"));

@@ -150,7 +150,7 @@ absl::StatusOr<Value> ToJsonFilter(Context& context, const Value& input,
   style.sort_keys = bound.Bool(3, false);
   if (!bound.IsNone(1)) {
     style.multi_line = true;
-    style.item_separator = ",";
+    style.item_separator = std::string(1, ',');
     if (bound[1].is_string()) {
       style.indent = bound[1].text();
     } else {

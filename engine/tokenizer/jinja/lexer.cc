@@ -292,7 +292,7 @@ absl::Status Lexer::LexString() {
   while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2 : 1;
   if (end >= source_.size()) return Fail("missing end of a string");
   auto text = Unescape(source_.substr(position_ + 1, end - position_ - 1));
-  if (!text.ok()) return Fail(text.status().message());
+  if (!text.ok()) return Fail(Cat(text.status().message()));
   Push(Token::Kind::kString, *text);
   Advance(end + 1);
   return absl::OkStatus();

@@ -153,7 +153,7 @@ std::string FormatFloat(double value) {
 
   std::string sign, digits;
   for (const char c : shortest.substr(0, e)) {
-    if (c == '-') sign = "-";
+    if (c == '-') sign += c;
     if (c >= '0' && c <= '9') digits += c;
   }
   if (exponent < 0) return Cat(sign, "0.", std::string(-exponent - 1, '0'), digits);
