@@ -7,8 +7,9 @@ target_compile_options(qwend_flags INTERFACE -Wall -Wextra $<$<BOOL:${QWEND_WERR
 target_compile_options(qwend_flags INTERFACE -ffp-contract=off)
 if(QWEND_SANITIZE)
   target_compile_options(qwend_flags INTERFACE -fsanitize=${QWEND_SANITIZE} -fno-omit-frame-pointer -g1)
-  target_compile_options(qwend_flags INTERFACE
-    $<$<STREQUAL:${QWEND_SANITIZE},address$<COMMA>undefined>:-fno-sanitize-recover=undefined>)
+  if(QWEND_SANITIZE MATCHES "undefined")
+    target_compile_options(qwend_flags INTERFACE -fno-sanitize-recover=undefined)
+  endif()
   target_link_options(qwend_flags INTERFACE -fsanitize=${QWEND_SANITIZE})
 endif()
 

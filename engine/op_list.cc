@@ -119,8 +119,8 @@ class Printer {
 
 }  // namespace
 
-void OpList::Add(const std::string& tag, Op op, int layer) {
-  OpCall call{.op = std::move(op), .tag = tag_prefix_ + tag, .layer = layer};
+void OpList::Add(const std::string& tag, const Op& op, int layer) {
+  OpCall call{.op = op, .tag = tag_prefix_ + tag, .layer = layer};
   CheckOp(call);
   calls_.push_back(std::move(call));
 }

@@ -16,7 +16,7 @@ class OpList {
   explicit OpList(std::string tag_prefix = "") : tag_prefix_(std::move(tag_prefix)) {}
 
   // Throws std::invalid_argument when the operator's tensors do not fit together.
-  void Add(const std::string& tag, Op op, int layer = -1);
+  void Add(const std::string& tag, const Op& op, int layer = -1);
 
   std::span<const OpCall> calls() const { return calls_; }
 

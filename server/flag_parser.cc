@@ -127,6 +127,14 @@ std::vector<std::string> FlagsDefinedIn(const std::string& source) {
   return names;
 }
 
+void ResetFlags(const std::vector<std::string>& flags) {
+  for (const std::string& name : flags) {
+    absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    std::string error;
+    flag->ParseFrom(flag->DefaultValue(), &error);
+  }
+}
+
 absl::Status ParseEnvironment(const std::vector<std::string>& flags, const std::string& prefix,
                               const std::function<const char*(const std::string&)>& environment) {
   for (const std::string& name : flags) {

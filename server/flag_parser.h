@@ -14,6 +14,9 @@ namespace qwend {
 // ends with `source`. Sorted.
 std::vector<std::string> FlagsDefinedIn(const std::string& source);
 
+// Gives every flag its default value.
+void ResetFlags(const std::vector<std::string>& flags);
+
 // Sets each of `flags` whose variable <prefix><NAME> is set. INVALID_ARGUMENT names the variable.
 absl::Status ParseEnvironment(const std::vector<std::string>& flags, const std::string& prefix,
                               const std::function<const char*(const std::string&)>& environment);

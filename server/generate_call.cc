@@ -190,8 +190,8 @@ void GenerateCall::TakeIn(Inbox inbox) {
   }
   if (inbox.failure) {
     failure_ = std::move(inbox.failure);
-    // A slow reader is noticed on the engine's thread, which must not end it there.
-    EndInEngine(CloseReason::kCancelled);
+    // A slow reader is noticed on the engine's thread, where nothing can be ended.
+    if (failure_->outcome == Outcome::kError) EndInEngine(CloseReason::kCancelled);
   }
   if (inbox.admitted) {
     admitted_ = inbox.admitted;
@@ -200,7 +200,8 @@ void GenerateCall::TakeIn(Inbox inbox) {
   }
   if (inbox.prefill) context_->metrics.ObservePrefillTime(*inbox.prefill);
   for (const TimedToken& token : inbox.tokens) {
-    if (output_.stopped()) break;
+    // Once the caller has had its last word, a shutdown may have taken the tokenizer away.
+    if (output_.stopped() || writer_ == nullptr) break;
     if (first_token_) {
       context_->metrics.ObserveInterTokenLatency(token.at - last_token_);
     } else {

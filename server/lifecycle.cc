@@ -132,6 +132,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& option
   return server;
 }
 
+std::string Server::MetricsText() const { return context_->metrics.Text(); }
+
 absl::Status Server::OpenPorts() {
   PrepareLibrary(options_.reflection);
   Authenticator authenticator;

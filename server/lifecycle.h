@@ -44,6 +44,7 @@ class Server {
   int port() const { return port_; }
   int metrics_port() const { return metrics_port_; }  // 0: none
   int health_port() const { return health_port_; }    // 0: none
+  std::string MetricsText() const;                    // as served on /metrics
 
   // Loads the model, serves until RequestStop() or a device fault, drains, and closes everything.
   // Once.

@@ -28,6 +28,9 @@ constexpr std::array<std::string_view, 9> kOutcomeNames = {"eos",      "stop_str
                                                            "length",   "aborted",     "cancelled",
                                                            "deadline", "rejected",    "error"};
 
+constexpr char kDecodeStepName[] = "qwend_decode_step_seconds";
+constexpr char kDecodeStepHelp[] = "One decode step, by the batch it was compiled for.";
+
 // The edges of vLLM's histograms, and finer ones below, in seconds.
 const Edges& FirstTokenEdges() {
   static const Edges edges = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
@@ -67,8 +70,8 @@ struct Metrics::Impl : public prometheus::Collectable {
         prefill(Single("qwend_prefill_time_seconds", "Time that a prompt's chunks took.",
                        DurationEdges())),
         decode_steps(prometheus::BuildHistogram()
-                         .Name("qwend_decode_step_seconds")
-                         .Help("One decode step, by the batch it was compiled for.")
+                         .Name(kDecodeStepName)
+                         .Help(kDecodeStepHelp)
                          .Labels({{"model", model}})
                          .Register(registry)) {}
 
@@ -93,8 +96,25 @@ struct Metrics::Impl : public prometheus::Collectable {
         .Add({}, edges);
   }
 
+  // The decode steps compiled for `batch`; a series of its own from the first call on.
+  Histogram& DecodeSteps(int batch) {
+    absl::MutexLock lock(&steps_mu);
+    Histogram*& entry = steps_by_batch[batch];
+    if (entry == nullptr) {
+      entry = &decode_steps.Add({{"batch", absl::StrCat(batch)}}, InterTokenEdges());
+    }
+    return *entry;
+  }
+
   std::vector<prometheus::MetricFamily> Collect() const override {
     std::vector<prometheus::MetricFamily> families = registry.Collect();
+    {
+      // The registry leaves out a family without a series; the name is there from the start.
+      absl::MutexLock lock(&steps_mu);
+      if (steps_by_batch.empty()) {
+        families.push_back({kDecodeStepName, kDecodeStepHelp, Histogram::metric_type, {}});
+      }
+    }
     absl::MutexLock lock(&mu);
     for (auto& f : CollectEngineMetrics(engine, model, vllm_aliases)) {
       families.push_back(std::move(f));
@@ -114,7 +134,7 @@ struct Metrics::Impl : public prometheus::Collectable {
   prometheus::Family<Histogram>& decode_steps;
   mutable absl::Mutex mu;
   const Engine* engine ABSL_GUARDED_BY(mu) = nullptr;
-  absl::Mutex steps_mu;
+  mutable absl::Mutex steps_mu;
   std::map<int, Histogram*> steps_by_batch ABSL_GUARDED_BY(steps_mu);
 };
 
@@ -141,19 +161,13 @@ void Metrics::ObservePrefillTime(absl::Duration d) {
 }
 
 void Metrics::ObserveDecodeStep(int batch, absl::Duration d) {
-  Histogram* histogram = nullptr;
-  {
-    absl::MutexLock lock(&impl_->steps_mu);
-    Histogram*& entry = impl_->steps_by_batch[batch];
-    if (entry == nullptr) {
-      entry = &impl_->decode_steps.Add({{"batch", absl::StrCat(batch)}}, InterTokenEdges());
-    }
-    histogram = entry;
-  }
-  histogram->Observe(absl::ToDoubleSeconds(d));
+  impl_->DecodeSteps(batch).Observe(absl::ToDoubleSeconds(d));
 }
 
 void Metrics::SetEngine(const Engine* engine) {
+  if (engine != nullptr) {
+    for (const int batch : engine->device().batch_buckets) impl_->DecodeSteps(batch);
+  }
   absl::MutexLock lock(&impl_->mu);
   impl_->engine = engine;
 }

@@ -6,7 +6,6 @@
 #include <system_error>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/reflection.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -186,8 +185,8 @@ std::string FindDemoModel() {
 
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& args,
                                              const Environment& environment) {
-  absl::FlagSaver restore;  // the flags are a way in, not a place to keep things
   const std::vector<std::string> flags = FlagsDefinedIn("server/options.cc");
+  ResetFlags(flags);
   std::vector<std::string> switches;
   const absl::Status from_environment = ParseEnvironment(flags, kEnvironmentPrefix, environment);
   const absl::Status from_arguments = ParseArguments(flags, {"help", "version"}, args, &switches);

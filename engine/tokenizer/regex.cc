@@ -3,6 +3,8 @@
 
 #include <pcre2.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,33 +20,37 @@ std::string ErrorText(int code) {
   return text;
 }
 
-struct FreeMatchData {
-  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+template <auto kFree>
+struct Deleter {
+  template <typename T>
+  void operator()(T* object) const {
+    kFree(object);
+  }
 };
-using MatchData = std::unique_ptr<pcre2_match_data, FreeMatchData>;
+using MatchData = std::unique_ptr<pcre2_match_data, Deleter<pcre2_match_data_free>>;
+using MatchContext = std::unique_ptr<pcre2_match_context, Deleter<pcre2_match_context_free>>;
+using CompileContext = std::unique_ptr<pcre2_compile_context, Deleter<pcre2_compile_context_free>>;
 
-struct FreeCompileContext {
-  void operator()(pcre2_compile_context* context) const { pcre2_compile_context_free(context); }
-};
-
-// Bounds what one match may cost; read-only once made.
-pcre2_match_context* MatchLimits() {
-  static pcre2_match_context* const limits = [] {
-    pcre2_match_context* context = pcre2_match_context_create(nullptr);
-    if (context != nullptr) pcre2_set_heap_limit(context, 256 << 10);  // KiB
-    return context;
-  }();
-  return limits;
+// What one match may cost. A run of white space backtracks once per character, so that the steps
+// allowed grow with the text; what a bad pattern can do to a short text stays small.
+MatchContext MakeMatchContext(size_t text_size) {
+  MatchContext context(pcre2_match_context_create(nullptr));
+  if (context == nullptr) return context;
+  const size_t steps = std::min<size_t>(10'000'000 + 8 * text_size, UINT32_MAX);
+  pcre2_set_match_limit(context.get(), static_cast<uint32_t>(steps));
+  pcre2_set_heap_limit(context.get(), 256 << 10);  // KiB
+  return context;
 }
 
 // Where `code` matches `text` at or after `from`, into `data`. Returns PCRE2's code.
-int MatchFrom(const pcre2_code* code, std::string_view text, size_t from, pcre2_match_data* data) {
+int MatchFrom(const pcre2_code* code, std::string_view text, size_t from, pcre2_match_data* data,
+              pcre2_match_context* context) {
   const auto subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-  int rc = pcre2_match(code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, data, MatchLimits());
+  int rc = pcre2_match(code, subject, text.size(), from, PCRE2_NO_UTF_CHECK, data, context);
   // The interpreter backtracks on the heap, so what is too deep for the JIT's stack still ends.
   if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {
     rc = pcre2_match(code, subject, text.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data,
-                     MatchLimits());
+                     context);
   }
   return rc;
 }
@@ -52,8 +58,7 @@ int MatchFrom(const pcre2_code* code, std::string_view text, size_t from, pcre2_
 }  // namespace
 
 absl::StatusOr<Regex> Regex::CompilePcre(std::string_view pattern, unsigned options) {
-  const std::unique_ptr<pcre2_compile_context, FreeCompileContext> context(
-      pcre2_compile_context_create(nullptr));
+  const CompileContext context(pcre2_compile_context_create(nullptr));
   if (context == nullptr) return absl::ResourceExhaustedError("regex: out of memory");
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
@@ -86,13 +91,15 @@ absl::Status Regex::Partition(std::string_view text,
                               absl::FunctionRef<absl::Status(std::string_view)> piece) const {
   const auto* code = static_cast<const pcre2_code*>(code_.get());
   const MatchData data(pcre2_match_data_create_from_pattern(code, nullptr));
-  if (data == nullptr) return absl::ResourceExhaustedError("regex: out of memory");
+  const MatchContext context = MakeMatchContext(text.size());
+  if (data == nullptr || context == nullptr)
+    return absl::ResourceExhaustedError("regex: out of memory");
   const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(data.get());
   size_t done = 0;            // everything before it has been handed out
   size_t search = 0;          // where the next match may begin
   bool matched_here = false;  // a match ended at `search`, so an empty one there does not count
   while (search <= text.size()) {
-    const int rc = MatchFrom(code, text, search, data.get());
+    const int rc = MatchFrom(code, text, search, data.get(), context.get());
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0) {
       return absl::InternalError(absl::StrCat("the pre-tokenizer's regex failed at byte ", search,

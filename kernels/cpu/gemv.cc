@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "hwy/aligned_allocator.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/float_types.h"
 #include "kernels/cpu/panels.h"
@@ -70,7 +69,6 @@ constexpr int kStepVectors = kPanelStep / kLanes;
 constexpr int kPanelVectors = kPanelRows / kLanes;
 constexpr int kMaxTokens =
     std::max(1, kSums / (kPanelVectors * 4 <= kSums ? kPanelVectors : kStepVectors));
-
 static_assert(kMaxTokens <= kMostTileTokens);
 
 constexpr int VectorsFor(int tokens, int height) {

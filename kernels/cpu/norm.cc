@@ -1,5 +1,8 @@
 // Every root-mean-square norm. A row's sum of squares is taken in 64 partial sums and one fixed
 // tree, or, when the operator is split, one such sum per part, added in order of the part.
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/simd_targets.h"
@@ -14,6 +17,13 @@ HWY_BEFORE_NAMESPACE();
 namespace qwend::cpu::HWY_NAMESPACE {
 
 float SumOfSquares(const float* x, int64_t n) { return Dot(x, x, n); }
+
+// sum = a + b. sum may be a.
+void AddResidualRow(const float* a, const float* b, int64_t n, float* sum) {
+  for (int64_t i = 0; i < n; i += 16) {
+    Store(Add(Load(a + i, n - i), Load(b + i, n - i)), sum + i, n - i);
+  }
+}
 
 // out = x * inv * (offset + weight). out may be x.
 void ScaleRow(const float* x, float inv, float offset, const float* weight, int64_t n, float* out) {
@@ -42,6 +52,7 @@ HWY_AFTER_NAMESPACE();
 namespace qwend::cpu {
 namespace {
 
+HWY_EXPORT(AddResidualRow);
 HWY_EXPORT(SumOfSquares);
 HWY_EXPORT(ScaleRow);
 HWY_EXPORT(ScaleGatedRow);
@@ -101,7 +112,7 @@ void Run(const ops::RmsNormResidualFused& op, const LaunchContext& ctx) {
       const float* b = ReadFloats(RowAt(op.b, t), op.b.dtype, n, ScratchSlot::kInB);
       void* sum_at = RowAt(op.sum, t);
       float* sum = WriteFloats(sum_at, op.sum.dtype, n, ScratchSlot::kWork);
-      for (int64_t i = 0; i < n; ++i) sum[i] = a[i] + b[i];
+      HWY_DYNAMIC_DISPATCH(AddResidualRow)(a, b, n, sum);
       WriteBack(sum, n, op.sum.dtype, sum_at);
       // The norm sees the sum as it was stored, so that it equals ResidualAdd and RmsNorm apart.
       const float* x = ReadFloats(sum_at, op.sum.dtype, n, ScratchSlot::kWork);

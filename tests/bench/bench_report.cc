@@ -28,8 +28,9 @@ std::string ReportText(const BenchResult& r) {
   absl::StrAppendFormat(&out, "model            %s: %.1f M weights\n", r.model,
                         static_cast<double>(r.parameters) / 1e6);
   absl::StrAppendFormat(&out, "device           %s\n", r.device);
-  absl::StrAppendFormat(&out, "read bandwidth   %.2f GB/s (before %.2f, after %.2f)\n",
-                        r.read_bandwidth / kGiga, r.read_before / kGiga, r.read_after / kGiga);
+  absl::StrAppendFormat(&out, "read bandwidth   %.2f GB/s (%.2f to %.2f)\n",
+                        r.read_bandwidth.median / kGiga, r.read_bandwidth.min / kGiga,
+                        r.read_bandwidth.max / kGiga);
   absl::StrAppendFormat(&out, "load and pack    %.2f s\n", r.load_seconds);
   absl::StrAppendFormat(
       &out, "memory           peak resident %.1f MB; weights %.1f, caches %.1f, planned %.1f MB\n",
@@ -43,22 +44,26 @@ std::string ReportText(const BenchResult& r) {
     const double step_seconds = d.batch / d.tokens_per_second.median;
     absl::StrAppendFormat(&out,
                           "decode           %s tokens/s, batch %d, context %d: %.2f ms a step, "
-                          "%.1f MB a step, %.1f MB a token, %.1f %% of the read bandwidth\n",
+                          "%.1f MB a step, %.1f MB a token\n",
                           ToText(d.tokens_per_second), d.batch, d.context, step_seconds * 1e3,
-                          d.step_bytes / 1e6, d.step_bytes / d.batch / 1e6,
-                          d.bandwidth_share * 100);
+                          d.step_bytes / 1e6, d.step_bytes / d.batch / 1e6);
+    absl::StrAppendFormat(&out,
+                          "                 %.1f %% of the read bandwidth around each repeat "
+                          "(%.1f to %.1f); %.1f %% of the best read of this run\n",
+                          d.bandwidth_share.median * 100, d.bandwidth_share.min * 100,
+                          d.bandwidth_share.max * 100, d.share_of_best * 100);
   }
   for (const DecodeResult& d : r.decodes) {
     absl::StrAppendFormat(&out, "\ndecode, bucket %d: mean of %d instrumented steps, %.2f ms\n",
                           d.profile.batch, d.profile.steps, d.profile.step_seconds * 1e3);
     absl::StrAppendFormat(&out, "  %-26s %8s %10s %7s %8s %8s\n", "kernel", "calls", "us/step",
-                          "share", "GB/s", "of peak");
+                          "share", "GB/s", "of best");
     for (const StepProfile::Kernel& k : d.profile.kernels) {
       const double rate = k.seconds_per_step > 0 ? k.bytes_per_step / k.seconds_per_step : 0;
       absl::StrAppendFormat(&out, "  %-26s %8.0f %10.1f %6.1f%% %8.2f %7.1f%%\n", k.kernel,
                             k.calls_per_step, k.seconds_per_step / kMicro,
                             100 * k.seconds_per_step / d.profile.step_seconds, rate / kGiga,
-                            100 * rate / r.read_bandwidth);
+                            100 * rate / r.read_bandwidth.max);
     }
   }
   double prefill_seconds = 0;
@@ -87,7 +92,8 @@ std::string ReportJson(const BenchResult& r) {
                        {"context", d.context},
                        {"tokens_per_second", ToJson(d.tokens_per_second)},
                        {"step_bytes", d.step_bytes},
-                       {"bandwidth_share", d.bandwidth_share},
+                       {"bandwidth_share", ToJson(d.bandwidth_share)},
+                       {"share_of_best", d.share_of_best},
                        {"instrumented_steps", d.profile.steps},
                        {"instrumented_step_seconds", d.profile.step_seconds},
                        {"kernels", kernels}});
@@ -96,26 +102,24 @@ std::string ReportJson(const BenchResult& r) {
   for (const KernelTotals& k : r.prefill_kernels) {
     prefill_kernels.push_back({{"kernel", k.kernel}, {"calls", k.calls}, {"seconds", k.seconds}});
   }
-  const nlohmann::json report = {
-      {"model", r.model},
-      {"device", r.device},
-      {"parameters", r.parameters},
-      {"read_bandwidth",
-       {{"best", r.read_bandwidth}, {"before", r.read_before}, {"after", r.read_after}}},
-      {"load_seconds", r.load_seconds},
-      {"memory",
-       {{"peak_resident_bytes", r.peak_resident_bytes},
-        {"weight_bytes", r.plan.weight_bytes},
-        {"kv_bytes", r.plan.kv_bytes},
-        {"state_bytes", r.plan.state_bytes},
-        {"activation_bytes", r.plan.activation_bytes},
-        {"workspace_bytes", r.plan.workspace_bytes}}},
-      {"prefill",
-       {{"tokens", r.prompt_tokens},
-        {"tokens_per_second", ToJson(r.prefill_tokens_per_second)},
-        {"flops_per_second", r.prefill_flops_per_second},
-        {"kernels", prefill_kernels}}},
-      {"decode", decodes}};
+  const nlohmann::json report = {{"model", r.model},
+                                 {"device", r.device},
+                                 {"parameters", r.parameters},
+                                 {"read_bandwidth", ToJson(r.read_bandwidth)},
+                                 {"load_seconds", r.load_seconds},
+                                 {"memory",
+                                  {{"peak_resident_bytes", r.peak_resident_bytes},
+                                   {"weight_bytes", r.plan.weight_bytes},
+                                   {"kv_bytes", r.plan.kv_bytes},
+                                   {"state_bytes", r.plan.state_bytes},
+                                   {"activation_bytes", r.plan.activation_bytes},
+                                   {"workspace_bytes", r.plan.workspace_bytes}}},
+                                 {"prefill",
+                                  {{"tokens", r.prompt_tokens},
+                                   {"tokens_per_second", ToJson(r.prefill_tokens_per_second)},
+                                   {"flops_per_second", r.prefill_flops_per_second},
+                                   {"kernels", prefill_kernels}}},
+                                 {"decode", decodes}};
   return report.dump(2) + "\n";
 }
 

@@ -71,7 +71,7 @@ class Bench {
     spec_ = model->spec;
     result.model = model->name;
     result.parameters = CountParameters(spec_);
-    result.read_before = backend_.MeasureReadBandwidth();
+    MeasureRead();
 
     const int max_batch = *std::max_element(options_.batches.begin(), options_.batches.end());
     MemoryLimits limits;
@@ -137,28 +137,29 @@ class Bench {
       rows[s].sequence = {.pages = pages_[s], .state_slot = s};
       rows[s].token = (s * 977 + 11) % spec_.vocab_size;
     }
+    absl::StatusOr<double> seconds = DecodeSteps(rows, std::min(4, options_.decode_tokens));
+    if (!seconds.ok()) return seconds.status();
+    // Before the plain reads, whose memory is not the model's.
+    if (result.decodes.empty()) result.peak_resident_bytes = PeakResidentBytes();
+    const double step_bytes = StepBytes(batch);
     std::vector<double> speeds;
-    for (int i = -1; i < options_.repeats; ++i) {
-      const double start = Now();
-      const int steps = i < 0 ? std::min(4, options_.decode_tokens) : options_.decode_tokens;
-      for (int step = 0; step < steps; ++step) {
-        for (DecodeRow& row : rows) row.position = Context() + step;
-        const std::span<const int32_t> tokens = runner_->Decode(rows);
-        for (int s = 0; s < batch; ++s) {
-          if (tokens[s] == kInvalidToken) {
-            return absl::InternalError(
-                absl::StrCat("sequence ", s, " of batch ", batch, ": the logits are not finite"));
-          }
-          rows[s].token = tokens[s];
-        }
-      }
-      if (i >= 0) speeds.push_back(static_cast<double>(steps) * batch / (Now() - start));
+    std::vector<double> shares;
+    double read_before = MeasureRead();
+    for (int i = 0; i < options_.repeats; ++i) {
+      seconds = DecodeSteps(rows, options_.decode_tokens);
+      if (!seconds.ok()) return seconds.status();
+      const double read_after = MeasureRead();
+      const double steps_per_second = options_.decode_tokens / *seconds;
+      speeds.push_back(steps_per_second * batch);
+      shares.push_back(steps_per_second * step_bytes / std::max(read_before, read_after));
+      read_before = read_after;
     }
     DecodeResult decode;
     decode.batch = batch;
     decode.context = Context();
     decode.tokens_per_second = SpreadOf(speeds);
-    decode.step_bytes = StepBytes(batch);
+    decode.bandwidth_share = SpreadOf(shares);
+    decode.step_bytes = step_bytes;
     for (const StepProfile& profile : runner_->profiler().Profiles()) {
       if (profile.batch >= batch) {
         decode.profile = profile;
@@ -171,13 +172,10 @@ class Bench {
 
   void Finish() {
     result.device = backend_.Info().device_name;
-    // Before the last measurement, whose memory is not the model's.
-    result.peak_resident_bytes = PeakResidentBytes();
-    result.read_after = backend_.MeasureReadBandwidth();
-    result.read_bandwidth = std::max(result.read_before, result.read_after);
+    result.read_bandwidth = SpreadOf(reads_);
     for (DecodeResult& decode : result.decodes) {
       const double steps_per_second = decode.tokens_per_second.median / decode.batch;
-      decode.bandwidth_share = steps_per_second * decode.step_bytes / result.read_bandwidth;
+      decode.share_of_best = steps_per_second * decode.step_bytes / result.read_bandwidth.max;
     }
   }
 
@@ -185,6 +183,28 @@ class Bench {
 
  private:
   int Context() const { return options_.context > 0 ? options_.context : options_.prompt_tokens; }
+
+  double MeasureRead() {
+    reads_.push_back(backend_.MeasureReadBandwidth());
+    return reads_.back();
+  }
+
+  // `steps` tokens of every row, each fed back; the seconds it took.
+  absl::StatusOr<double> DecodeSteps(std::vector<DecodeRow>& rows, int steps) {
+    const double start = Now();
+    for (int step = 0; step < steps; ++step) {
+      for (DecodeRow& row : rows) row.position = Context() + step;
+      const std::span<const int32_t> tokens = runner_->Decode(rows);
+      for (size_t s = 0; s < rows.size(); ++s) {
+        if (tokens[s] == kInvalidToken) {
+          return absl::InternalError(absl::StrCat("sequence ", s, " of batch ", rows.size(),
+                                                  ": the logits are not finite"));
+        }
+        rows[s].token = tokens[s];
+      }
+    }
+    return Now() - start;
+  }
 
   absl::Status Prefill(int tokens) {
     std::vector<int32_t> prompt(static_cast<size_t>(tokens));
@@ -224,6 +244,7 @@ class Bench {
   ModelSpec spec_;
   std::unique_ptr<ModelRunner> runner_;
   std::vector<std::vector<int32_t>> pages_;  // of each sequence
+  std::vector<double> reads_;                // every plain read so far, bytes per second
 };
 
 }  // namespace

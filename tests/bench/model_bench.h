@@ -23,11 +23,15 @@ Spread SpreadOf(std::vector<double> values);
 
 struct DecodeResult {
   int batch = 0;
-  int context = 0;             // positions in each cache when decoding began
-  Spread tokens_per_second;    // all sequences together
-  double step_bytes = 0;       // weights, states and cache that one step reads and writes
-  double bandwidth_share = 0;  // of the best plain read measured around the run, by the median
-  StepProfile profile;         // kernel by kernel, from the instrumented steps
+  int context = 0;           // positions in each cache when decoding began
+  Spread tokens_per_second;  // all sequences together
+  double step_bytes = 0;     // weights, states and cache that one step reads and writes
+  // Of the read bandwidth: each repeat against the better of the two plain reads just before and
+  // just after it, so that a shared machine's swings hit both; and the median against the best
+  // plain read of the whole run.
+  Spread bandwidth_share;
+  double share_of_best = 0;
+  StepProfile profile;  // kernel by kernel, from the instrumented steps
 };
 
 struct BenchResult {
@@ -35,16 +39,15 @@ struct BenchResult {
   std::string device;
   MemoryPlan plan;
   uint64_t parameters = 0;
-  double load_seconds = 0;    // making or reading the weights, packing, compiling
-  double read_bandwidth = 0;  // bytes per second, best of all measurements
-  double read_before = 0;     // ... before loading,
-  double read_after = 0;      // ... and after the last run
+  double load_seconds = 0;  // making or reading the weights, packing, compiling
+  Spread read_bandwidth;    // bytes per second: before loading and around every decode repeat
   int prompt_tokens = 0;
   Spread prefill_tokens_per_second;
   double prefill_flops_per_second = 0;  // by the median: 2 per weight and token, without attention
   std::vector<KernelTotals> prefill_kernels;
   std::vector<DecodeResult> decodes;
-  int64_t peak_resident_bytes = 0;  // of the whole process up to the last decode; 0: unknown
+  // Of the whole process when it begins to decode; 0: unknown. Later plain reads hold more.
+  int64_t peak_resident_bytes = 0;
 };
 
 // Errors name the flag, file or device at fault.

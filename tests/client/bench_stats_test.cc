@@ -47,8 +47,10 @@ TEST(Summarize, CountsTokensOfFailedRequestsButNotTheirDuration) {
   AddTokens(&good, 0.1, 1);
   AddTokens(&good, 0.1, 1);
   good.seconds = 0.2;
-  RequestTiming refused{.error = "RESOURCE_EXHAUSTED", .seconds = 5};
-  RequestTiming broken{.error = "INTERNAL", .seconds = 9};
+  RequestTiming refused, broken;
+  refused.error = "RESOURCE_EXHAUSTED";
+  broken.error = "INTERNAL";
+  broken.seconds = 9;
   AddTokens(&broken, 0.3, 1);
   const BenchReport r = Summarize(2, 2.0, {good, refused, broken});
   EXPECT_EQ(r.requests, 3u);

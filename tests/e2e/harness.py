@@ -132,6 +132,10 @@ class Server:
             self.process.kill()
         self.process.wait()
 
+    def close(self):
+        self.kill()
+        self.folder.cleanup()
+
     def __enter__(self):
         return self
 
@@ -141,10 +145,9 @@ class Server:
             if kind is None and code != 0:
                 raise AssertionError(f"the server ended with {code}:\n{self.log()[-4000:]}")
         finally:
-            self.kill()
             if kind is not None:
                 print("the server's log:\n" + self.log()[-4000:])
-            self.folder.cleanup()
+            self.close()
 
 
 class Api:

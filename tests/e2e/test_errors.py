@@ -1,4 +1,6 @@
 """What a caller gets when a request cannot be served, and that nothing else suffers for it."""
+import re
+import threading
 import time
 import unittest
 
@@ -107,18 +109,20 @@ class ErrorsTest(unittest.TestCase):
 
     def test_priority_goes_first(self):
         running = self.start(endless())
-        order = []
-        low = self.api.generate(request("Tell me a story about a fox.", max_tokens=40, priority=0))
-        low.add_done_callback(lambda _: order.append("low"))
-        wait_until(lambda: self.api.server().waiting == 1, "one waiting")
-        high = self.api.generate(request("Tell me a story about a fox.", max_tokens=40, priority=5))
-        high.add_done_callback(lambda _: order.append("high"))
-        wait_until(lambda: self.api.server().waiting == 2, "two waiting")
+
+        def ask(priority):
+            self.api.answer(request("Tell me a story about a fox.", max_tokens=40, priority=priority,
+                                    request_id=f"priority-{priority}"))
+
+        threads = [threading.Thread(target=ask, args=[priority]) for priority in (0, 5)]
+        for waiting, thread in enumerate(threads, 1):
+            thread.start()
+            wait_until(lambda: self.api.server().waiting == waiting, f"{waiting} waiting")
         running.cancel()
-        for stream in (high, low):
-            harness.Answer(stream)
-        wait_until(lambda: len(order) == 2, "both done")
-        self.assertEqual(order, ["high", "low"])
+        for thread in threads:
+            thread.join()
+        finished = re.findall(r'"request finished","request_id":"(priority-\d)"', self.server.log())
+        self.assertEqual(finished, ["priority-5", "priority-0"])
 
     def test_cancel_frees_the_slot(self):
         before = self.server.metrics()

@@ -40,7 +40,7 @@ class LifecycleTest(unittest.TestCase):
                 self.assertEqual(next(stream).status, 2)
             self.assertEqual(server.wait(), 0)
         finally:
-            server.kill()
+            server.close()
 
     def test_drain_finishes_running_streams(self):
         server = harness.Server("--drain_seconds=60")
@@ -58,7 +58,7 @@ class LifecycleTest(unittest.TestCase):
                 self.assertEqual(harness.FINISH[running.messages[-1].finish.reason], "length")
             self.assertEqual(server.wait(), 0)
         finally:
-            server.kill()
+            server.close()
 
     def test_drain_limit_aborts_the_rest(self):
         server = harness.Server("--drain_seconds=0.3")
@@ -73,7 +73,7 @@ class LifecycleTest(unittest.TestCase):
                     self.assertIsNone(stream.error)
                     self.assertEqual(harness.FINISH[stream.messages[-1].finish.reason], "aborted")
         finally:
-            server.kill()
+            server.close()
 
     def test_second_signal_ends_at_once(self):
         server = harness.Server("--drain_seconds=600", "--max_sequences=4")
@@ -91,7 +91,7 @@ class LifecycleTest(unittest.TestCase):
                 for call in calls:
                     call.cancel()
         finally:
-            server.kill()
+            server.close()
 
     def test_idle_server_stops_quickly(self):
         for sig in (signal.SIGTERM, signal.SIGINT):
@@ -103,7 +103,7 @@ class LifecycleTest(unittest.TestCase):
                     self.assertEqual(server.stop(sig), 0, server.log())
                     self.assertLess(time.monotonic() - started, 15)
             finally:
-                server.kill()
+                server.close()
 
     def test_killed_client_frees_its_slot(self):
         with harness.Server("--max_sequences=1") as server, server.api() as api:
@@ -128,7 +128,7 @@ class LifecycleTest(unittest.TestCase):
                     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
                     request_serializer=pb.ServerReflectionRequest.SerializeToString,
                     response_deserializer=pb.ServerReflectionResponse.FromString)
-                answer = next(call(iter([pb.ServerReflectionRequest(list_services="")]), timeout=30))
+                answer = next(call(iter([pb.ServerReflectionRequest(list_services="*")]), timeout=30))
                 return {s.name for s in answer.list_services_response.service}
 
         with harness.Server() as server:

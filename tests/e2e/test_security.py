@@ -123,8 +123,11 @@ class TlsTest(unittest.TestCase):
 
     def test_unreadable_certificate(self):
         server = harness.Server("--tls_cert=/no/such.pem", "--tls_key=/no/such.key", wait=False)
-        self.assertEqual(server.wait(), 1)
-        self.assertIn("/no/such", server.log())
+        try:
+            self.assertEqual(server.wait(), 1)
+            self.assertIn("/no/such", server.log())
+        finally:
+            server.close()
 
 
 if __name__ == "__main__":

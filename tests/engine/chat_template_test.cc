@@ -98,9 +98,8 @@ TEST(ChatTemplate, ErrorsNameTheLineOfTheInnermostConstruct) {
   EXPECT_EQ(RenderMessages("\n\n{% include 'x' %}"),
             "error: chat template, line 3: the statement 'include' is not covered");
   EXPECT_EQ(RenderMessages("{% frob %}"), "error: chat template, line 1: unknown statement 'frob'");
-  EXPECT_EQ(
-      RenderMessages("x\n{% if true %}\n\n"),
-      "error: chat template, line 2: the block that begins here has no elif or else or endif");
+  EXPECT_EQ(RenderMessages("x\n{% if true %}\n\n"),
+            "error: chat template, line 2: the block that begins here has no 'endif'");
   EXPECT_EQ(RenderMessages("{% break %}"),
             "error: chat template, line 1: 'break' outside of a loop");
   EXPECT_EQ(RenderMessages("{{ raise_exception('as it is') }}"), "error: as it is");
@@ -124,7 +123,9 @@ TEST(ChatTemplate, StrftimeNowGivesTheLocalTime) {
   const auto today = [&] { return absl::FormatTime(format, absl::Now(), absl::LocalTimeZone()); };
   const std::string before = today();
   const std::string text = RenderMessages("{{ strftime_now('%Y-%m-%d') }}");
-  if (before == today()) EXPECT_EQ(text, before);
+  if (before == today()) {
+    EXPECT_EQ(text, before);
+  }
   EXPECT_EQ(RenderMessages("[{{ strftime_now('') }}{{ strftime_now('%%') }}]"), "[%]");
 }
 

@@ -49,7 +49,6 @@ std::vector<Golden> LoadGolden() {
 }
 
 std::unique_ptr<Engine> Open(EngineOptions options) {
-  if (options.model_dir.empty()) options.model_dir = kDemo;
   options.backend = "cpu";
   auto engine = Engine::Create(options);
   EXPECT_TRUE(engine.ok()) << engine.status();
@@ -119,7 +118,9 @@ void ExpectWholeAgain(const Engine& engine) {
 
 class EngineDemoTest : public testing::Test {
  protected:
-  static void SetUpTestSuite() { engine_ = Open({.max_sequences = 16}).release(); }
+  static void SetUpTestSuite() {
+    engine_ = Open({.model_dir = kDemo, .max_sequences = 16}).release();
+  }
   static void TearDownTestSuite() { delete engine_; }
   void SetUp() override { ASSERT_NE(engine_, nullptr); }
   static Engine* engine_;
@@ -154,7 +155,7 @@ TEST_F(EngineDemoTest, GreedyTextsOneByOne) { ExpectGolden(*engine_, false); }
 TEST_F(EngineDemoTest, GreedyTextsAllAtOnce) { ExpectGolden(*engine_, true); }
 
 TEST_F(EngineDemoTest, GreedyTextsInSmallChunksAndBatches) {
-  auto engine = Open({.max_sequences = 3, .prefill_chunk_tokens = 64});
+  auto engine = Open({.model_dir = kDemo, .max_sequences = 3, .prefill_chunk_tokens = 64});
   ASSERT_NE(engine, nullptr);
   ExpectGolden(*engine, true);
 }
@@ -277,19 +278,24 @@ TEST(EngineCreate, ATemplateThatCannotBeUsedDoesNotStopTheStart) {
 }
 
 TEST(EngineCreate, SaysWhatIsWrong) {
-  const auto fails = [](EngineOptions options, absl::StatusCode code, const std::string& word) {
-    if (options.model_dir.empty()) options.model_dir = kDemo;
+  const auto fails = [](const EngineOptions& options, absl::StatusCode code,
+                        const std::string& word) {
     const auto engine = Engine::Create(options);
     EXPECT_EQ(engine.status().code(), code) << engine.status();
     EXPECT_THAT(std::string(engine.status().message()), HasSubstr(word));
   };
   fails({.model_dir = "/nowhere/at/all"}, absl::StatusCode::kNotFound, "/nowhere/at/all");
-  fails({.backend = "tpu"}, absl::StatusCode::kInvalidArgument, "--backend tpu");
-  fails({.backend = "cpu", .max_queued = -1}, absl::StatusCode::kInvalidArgument, "--max_queued");
-  fails({.backend = "cpu", .max_context_tokens = 5000}, absl::StatusCode::kInvalidArgument, "4096");
-  fails({.backend = "cpu", .prefill_chunk_tokens = 100}, absl::StatusCode::kInvalidArgument, "64");
+  fails({.model_dir = kDemo, .backend = "tpu"}, absl::StatusCode::kInvalidArgument,
+        "--backend tpu");
+  fails({.model_dir = kDemo, .backend = "cpu", .max_queued = -1},
+        absl::StatusCode::kInvalidArgument, "--max_queued");
+  fails({.model_dir = kDemo, .backend = "cpu", .max_context_tokens = 5000},
+        absl::StatusCode::kInvalidArgument, "4096");
+  fails({.model_dir = kDemo, .backend = "cpu", .prefill_chunk_tokens = 100},
+        absl::StatusCode::kInvalidArgument, "64");
   if (CudaDeviceCount() == 0) {
-    fails({.backend = "cuda"}, absl::StatusCode::kFailedPrecondition, "--backend cuda");
+    fails({.model_dir = kDemo, .backend = "cuda"}, absl::StatusCode::kFailedPrecondition,
+          "--backend cuda");
   }
 }
 

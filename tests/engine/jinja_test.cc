@@ -42,7 +42,9 @@ TEST(Jinja, LanguageAsJinja2) {
     EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
     const std::string message(text.status().message());
     // What Python says of a bad operand is worded as it likes; what is undefined or raised is not.
-    if (entry["kind"] == "raised") EXPECT_EQ(message, entry["error"].get<std::string>());
+    if (entry["kind"] == "raised") {
+      EXPECT_EQ(message, entry["error"].get<std::string>());
+    }
     if (entry["kind"] == "undefined") {
       EXPECT_EQ(WithoutLine(message), entry["error"].get<std::string>());
     }
@@ -103,7 +105,7 @@ TEST(JinjaLimits, HostileTemplatesEndInAnError) {
       {"{{ 10 ** 39 }}", "too large"},
       {"{{ 2 ** 999999999999 }}", "too large"},
       {"{% for i in range(1000) %}{{ 'x' * 100000 }}{% endfor %}", "longer than 16 MiB"},
-      {"{{ ('x' * 10000000)|replace('x', 'yyyyyyyy') }}", "too long"},
+      {"{{ ('x' * 10000000)|replace('x', 'yyyyyyyy') }}", "MiB"},
       {"{{ ''|indent(99999) }}", "at most"},
       {"{{ [1]|tojson(indent=99999999) }}", "at most"},
       {"{{ " + Repeat("(", 5000) + "1" + Repeat(")", 5000) + " }}", "nested too deeply"},

@@ -70,21 +70,42 @@ TEST(ThreadPool, ManyDependentLoops) {
   }
 }
 
-TEST(ThreadPool, WorkersTakePart) {
-  if (UsableProcessors() < 2) GTEST_SKIP() << "one processor";
-  ThreadPool pool(2);
-  std::vector<std::atomic<int>> ran(2);
-  pool.ParallelFor(200, 1, [&](int64_t begin, int64_t end, int worker) {
-    std::this_thread::sleep_for(std::chrono::microseconds(100) * (end - begin));
-    ran[worker] += static_cast<int>(end - begin);
-  });
-  EXPECT_GT(ran[0], 0);
-  EXPECT_GT(ran[1], 0);
-  EXPECT_EQ(ran[0] + ran[1], 200);
+// Waits, not for ever, until `done` holds; returns whether it does.
+template <typename Done>
+bool WaitFor(const Done& done) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!done() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return done();
 }
 
-// One item takes as long as all others together: whoever is free must take over the rest of the
-// range that the slow item's owner began with.
+// Two items of which each ends only when the other has begun: they need two threads.
+void RunTogether(ThreadPool& pool) {
+  std::atomic<int> begun{0};
+  std::atomic<bool> met{true};
+  pool.ParallelFor(2, 1, [&](int64_t, int64_t, int) {
+    ++begun;
+    if (!WaitFor([&] { return begun == 2; })) met = false;
+  });
+  EXPECT_TRUE(met);
+}
+
+TEST(ThreadPool, WorkersTakePart) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 50; ++round) RunTogether(pool);
+}
+
+TEST(ThreadPool, ParkedWorkersWakeForWork) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 20; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    RunTogether(pool);
+  }
+}
+
+// One item lasts until most of the others are done: whoever is free must take over the range that
+// its owner began with.
 TEST(ThreadPool, IdleWorkersTakeOverARange) {
   ThreadPool pool(2);
   std::atomic<int> by_others{0};
@@ -93,13 +114,12 @@ TEST(ThreadPool, IdleWorkersTakeOverARange) {
     for (int64_t i = begin; i < end; ++i) {
       if (i == 0) {
         slow_worker = worker;
-        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        EXPECT_TRUE(WaitFor([&] { return by_others >= 12; }));
       } else if (i < 16 && worker != slow_worker) {
         ++by_others;
       }
     }
   });
-  EXPECT_GE(by_others, 12);
 }
 
 TEST(ThreadPool, RethrowsAfterTheOthersHaveFinished) {
@@ -155,33 +175,22 @@ double ProcessorSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+// Workers that may spin, and more than there are processors, which may not.
 TEST(ThreadPool, IdleWorkersPark) {
-  ThreadPool pool(8);
-  std::atomic<int> ran{0};
-  const auto loop = [&] {
-    pool.ParallelFor(
-        64, 1, [&](int64_t begin, int64_t end, int) { ran += static_cast<int>(end - begin); });
-  };
-  loop();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  const double before = ProcessorSeconds();
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_LT(ProcessorSeconds() - before, 0.1);
-  loop();
-  EXPECT_EQ(ran, 128);
-}
-
-TEST(ThreadPool, ParkedWorkersWakeForWork) {
-  if (UsableProcessors() < 2) GTEST_SKIP() << "one processor";
-  ThreadPool pool(2);
-  for (int round = 0; round < 20; ++round) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    std::atomic<int> by_worker{0};
-    pool.ParallelFor(100, 1, [&](int64_t begin, int64_t end, int worker) {
-      std::this_thread::sleep_for(std::chrono::microseconds(100) * (end - begin));
-      if (worker == 1) by_worker += static_cast<int>(end - begin);
-    });
-    EXPECT_GT(by_worker, 0) << "round " << round;
+  for (const int threads : {UsableProcessors(), 4 * UsableProcessors()}) {
+    ThreadPool pool(threads);
+    std::atomic<int> ran{0};
+    const auto loop = [&] {
+      pool.ParallelFor(
+          64, 1, [&](int64_t begin, int64_t end, int) { ran += static_cast<int>(end - begin); });
+    };
+    loop();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const double before = ProcessorSeconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_LT(ProcessorSeconds() - before, 0.1);
+    loop();
+    EXPECT_EQ(ran, 128);
   }
 }
 

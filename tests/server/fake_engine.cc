@@ -23,7 +23,7 @@ FakeEngine::FakeEngine(Answer answer, absl::Duration pace)
   model_.parameters = 1234;
   model_.weight_dtype = "bf16";
   model_.vocab_size = kFakeVocab;
-  model_.sampleable_tokens = 258;
+  model_.sampleable_tokens = 259;
   model_.max_context_tokens = 20000;
   model_.num_layers = 2;
   model_.num_full_attention_layers = 1;

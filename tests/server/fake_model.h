@@ -18,7 +18,8 @@ namespace qwend::testing {
 
 constexpr int32_t kEos = 256;      // "<eos>", special
 constexpr int32_t kSpecial = 257;  // "<tag>", special
-constexpr int kFakeVocab = 300;    // ids from 258 have no token
+constexpr int32_t kLong = 258;     // a thousand letters
+constexpr int kFakeVocab = 300;    // ids from 259 have no token
 
 // Ids below 256 are bytes.
 class FakeTokenizer : public Tokenizer {
@@ -27,6 +28,7 @@ class FakeTokenizer : public Tokenizer {
     for (int i = 0; i < 256; ++i) bytes_[i] = std::string(1, static_cast<char>(i));
     bytes_[kEos] = "<eos>";
     bytes_[kSpecial] = "<tag>";
+    bytes_[kLong] = std::string(1000, 'x');
   }
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
                                               bool parse_special) const override {
@@ -68,7 +70,7 @@ class FakeTokenizer : public Tokenizer {
   int size() const override { return static_cast<int>(bytes_.size()); }
 
  private:
-  std::array<std::string, 258> bytes_;
+  std::array<std::string, 259> bytes_;
 };
 
 // "role:content|" per message, then "assistant:". A content of "raise" is the template's own error.

@@ -5,6 +5,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "server/logging.h"
 #include "tests/server/fake_engine.h"
 
 namespace qwend {
@@ -86,6 +87,7 @@ class FakeWriter : public ResponseWriter {
 class GenerateCallTest : public ::testing::Test {
  protected:
   GenerateCallTest() {
+    InitLogging("off", false);
     options_.max_buffered_tokens = 8;
     context_ = std::make_unique<ServiceContext>(options_, Authenticator(), "fake");
     context_->state.SetEngine(&engine_);

@@ -13,6 +13,7 @@
 #include "server/delivery.h"
 #include "server/signals.h"
 #include "server/watchdog.h"
+#include "tests/server/http_get.h"
 #include "tests/server/test_server.h"
 
 namespace qwend {
@@ -27,6 +28,7 @@ using testing::DetailOf;
 using testing::FakeEngine;
 using ::testing::HasSubstr;
 using testing::Ids;
+using testing::kLong;
 using testing::TestOptions;
 using testing::TestServer;
 using testing::TextRequest;
@@ -80,10 +82,9 @@ TEST(Lifecycle, DrainLimitAbortsWhatStillRuns) {
 TEST(Lifecycle, StreamThatNobodyReadsHoldsTheDrainUntilItsLimitOnly) {
   ServerOptions options = TestOptions();
   options.drain = absl::Milliseconds(300);
-  options.max_buffered_tokens = 20000;
+  options.max_buffered_tokens = 20000;  // nothing is ended for being behind
   auto engine = std::make_unique<FakeEngine>(
-      [](const GenerationRequest&) { return std::vector<int32_t>(19000, 'x'); },
-      absl::Microseconds(20));
+      [](const GenerationRequest&) { return std::vector<int32_t>(2000, kLong); });
   TestServer server(std::move(engine), options);
   Call unread(&server, TextRequest("p"));
   ASSERT_TRUE(server.engine().WaitUntilIdle(absl::Seconds(20)));
@@ -175,7 +176,9 @@ TEST(Lifecycle, WatchersHearEveryChange) {
 }
 
 TEST(Lifecycle, CallsWhileLoading) {
-  auto server = Server::Open(TestOptions());
+  ServerOptions options = TestOptions();
+  options.metrics_listen = "127.0.0.1:0";
+  auto server = Server::Open(options);
   ASSERT_TRUE(server.ok()) << server.status();
   absl::Notification may_load;
   Server::Result result;

@@ -1,14 +1,12 @@
 #include "server/metrics.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "absl/strings/str_cat.h"
 #include "server/logging.h"
 #include "tests/server/fake_engine.h"
+#include "tests/server/http_get.h"
 
 namespace qwend {
 namespace {
@@ -60,14 +58,16 @@ TEST(Metrics, EveryNameIsThereBeforeTheModelIs) {
                            "qwend_memory_bytes gauge",
                            "qwend_build_info gauge",
                            "qwend_cache_config_info gauge"}) {
-    EXPECT_THAT(text, HasSubstr(absl::StrCat("# TYPE ", line, "\n")));
+    EXPECT_NE(text.find(absl::StrCat("# TYPE ", line, "\n")), std::string::npos) << line;
   }
   EXPECT_THAT(text, Not(HasSubstr("vllm:")));
   // Every sample carries the model.
   for (size_t at = 0; at < text.size();) {
     const size_t end = text.find('\n', at);
     const std::string line = text.substr(at, end - at);
-    if (line[0] != '#') EXPECT_THAT(line, HasSubstr("model=\"demo\""));
+    if (line[0] != '#') {
+      EXPECT_THAT(line, HasSubstr("model=\"demo\""));
+    }
     at = end + 1;
   }
 }
@@ -151,30 +151,13 @@ TEST(Metrics, EngineFiguresAreReadAtTheScrape) {
   EXPECT_EQ(Value(metrics.Text(), "qwend_sequences_max{"), 0);
 }
 
-std::string Get(int port, const std::string& path) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::string reply;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
-    const std::string ask = "GET " + path + " HTTP/1.0\r\n\r\n";
-    if (write(fd, ask.data(), ask.size()) > 0) {
-      char buffer[4096];
-      for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;) reply.append(buffer, n);
-    }
-  }
-  close(fd);
-  return reply;
-}
-
 TEST(MetricsEndpoint, ServesTextAndTellsItsPort) {
   const Metrics metrics("demo", false);
   auto endpoint = MetricsEndpoint::Open("127.0.0.1:0", metrics);
   ASSERT_TRUE(endpoint.ok()) << endpoint.status();
   ASSERT_GT((*endpoint)->port(), 0);
-  EXPECT_THAT(Get((*endpoint)->port(), "/metrics"), HasSubstr("qwend_requests_running{"));
+  EXPECT_THAT(testing::HttpGet((*endpoint)->port(), "/metrics"),
+              HasSubstr("qwend_requests_running{"));
 
   const auto second =
       MetricsEndpoint::Open(absl::StrCat("127.0.0.1:", (*endpoint)->port()), metrics);

@@ -1,11 +1,8 @@
 #include "tests/server/test_server.h"
 
-#include <arpa/inet.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <chrono>
 
@@ -23,7 +20,7 @@ ServerOptions TestOptions() {
   ServerOptions options;
   options.engine.model_dir = "/models/fake/";
   options.listen = "127.0.0.1:0";
-  options.metrics_listen = "127.0.0.1:0";
+  options.metrics_listen = "";
   options.drain = absl::Seconds(10);
   return options;
 }
@@ -35,24 +32,6 @@ std::shared_ptr<grpc::Channel> Connect(int port) {
   args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port),
                                    grpc::InsecureChannelCredentials(), args);
-}
-
-std::string HttpGet(int port, const std::string& path) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::string reply;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
-    const std::string ask = "GET " + path + " HTTP/1.0\r\n\r\n";
-    if (write(fd, ask.data(), ask.size()) > 0) {
-      char buffer[4096];
-      for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;) reply.append(buffer, n);
-    }
-  }
-  close(fd);
-  return reply;
 }
 
 TestServer::TestServer(std::unique_ptr<FakeEngine> engine, ServerOptions options)
@@ -87,8 +66,6 @@ Server::Result TestServer::Wait() {
   thread_.join();
   return result_;
 }
-
-std::string TestServer::MetricsText() { return HttpGet(server_->metrics_port(), "/metrics"); }
 
 double TestServer::Counted(const std::string& finish_reason) {
   const std::string text = MetricsText();

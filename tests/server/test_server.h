@@ -18,7 +18,7 @@
 
 namespace qwend::testing {
 
-ServerOptions TestOptions();  // free ports, no log
+ServerOptions TestOptions();  // a free port, no metrics endpoint, no log
 
 class TestServer {
  public:
@@ -31,7 +31,7 @@ class TestServer {
 
   FakeEngine& engine() { return *engine_; }
   int port() const { return server_->port(); }
-  std::string MetricsText();
+  std::string MetricsText() { return server_->MetricsText(); }
   double Counted(const std::string& finish_reason);
 
   std::shared_ptr<grpc::Channel> channel() { return channel_; }
@@ -51,7 +51,6 @@ class TestServer {
 };
 
 std::shared_ptr<grpc::Channel> Connect(int port);
-std::string HttpGet(int port, const std::string& path);
 
 // One stream. Reads to its end in the constructor's thread when asked to by Finish().
 class Call {

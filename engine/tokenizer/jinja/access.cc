@@ -82,6 +82,7 @@ absl::StatusOr<Value> CharacterAt(Context& context, const Value& text, Integer i
 
 struct Slice {
   int64_t start = 0;
+  int64_t stop = 0;
   int64_t step = 1;
   int64_t count = 0;
 };
@@ -112,7 +113,7 @@ absl::StatusOr<Slice> ResolveSlice(size_t size, const Value& start_value, const 
   Integer count = 0;
   if (step > 0 && stop > start) count = (stop - start - 1) / step + 1;
   if (step < 0 && start > stop) count = (start - stop - 1) / -step + 1;
-  return Slice{static_cast<int64_t>(start), static_cast<int64_t>(step),
+  return Slice{static_cast<int64_t>(start), static_cast<int64_t>(stop), static_cast<int64_t>(step),
                static_cast<int64_t>(count)};
 }
 
@@ -192,7 +193,8 @@ absl::StatusOr<Value> GetSlice(Context& context, const Value& object, const Valu
   if (sequence->kind == Sequence::Kind::kRange) {
     const Integer first = sequence->range[0] + slice.start * sequence->range[2];
     const Integer stride = slice.step * sequence->range[2];
-    return NewRange(context, first, first + slice.count * stride, stride);
+    const Integer end = sequence->range[0] + slice.stop * sequence->range[2];
+    return NewRange(context, first, end, stride);
   }
   JINJA_CHECK(context.Spend(slice.count));
   std::vector<Value> items;

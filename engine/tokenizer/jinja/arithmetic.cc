@@ -162,7 +162,7 @@ absl::StatusOr<Value> Repeat(Context& context, const Value& value, Integer times
   if (value.is_string()) {
     const std::string& text = value.text();
     if (!text.empty() && times > kMaxOutputBytes / static_cast<Integer>(text.size())) {
-      return Error("the template makes a string of more than ", kMaxOutputBytes >> 20, " MiB");
+      return TooLong();
     }
     std::string repeated;
     repeated.reserve(text.size() * static_cast<size_t>(text.empty() ? 0 : times));

@@ -23,7 +23,7 @@ absl::Status Context::Allocate(int64_t bytes) {
 
 absl::StatusOr<Value> Context::NewText(std::string text, bool markup) {
   if (static_cast<int64_t>(text.size()) > kMaxOutputBytes) {
-    return Error("the template makes a string of more than ", kMaxOutputBytes >> 20, " MiB");
+    return TooLong();
   }
   JINJA_CHECK(Allocate(static_cast<int64_t>(text.size()) + 96));
   return Value(std::move(text), markup);
@@ -70,6 +70,10 @@ absl::Status Context::Level::Check() const {
   if (context_.depth_ <= kMaxDepth) return absl::OkStatus();
   return Error("the template nests evaluations or macro calls more than ", kMaxDepth,
                " levels deep");
+}
+
+absl::Status TooLong() {
+  return Error("the template makes a string of more than ", kMaxOutputBytes >> 20, " MiB");
 }
 
 absl::Status RequireDefined(const Value& value) {

@@ -82,6 +82,8 @@ class Context {
   std::deque<Namespace> namespaces_;
 };
 
+// The error of a string that outgrows kMaxOutputBytes.
+absl::Status TooLong();
 // INVALID_ARGUMENT "'x' is undefined" and the like when the value is undefined.
 absl::Status RequireDefined(const Value& value);
 // INVALID_ARGUMENT unless the value may be a dict's key: a scalar, or a tuple of scalars.

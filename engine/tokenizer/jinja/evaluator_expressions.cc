@@ -132,7 +132,7 @@ absl::StatusOr<Value> Evaluator::EvalNode(const Concat& node, int) {
     JINJA_ASSIGN(const Value value, Eval(*part));
     JINJA_ASSIGN(const std::string printed, ToText(context_, value));
     text += printed;
-    if (static_cast<int64_t>(text.size()) > kMaxOutputBytes) return Error("the text is too long");
+    if (static_cast<int64_t>(text.size()) > kMaxOutputBytes) return TooLong();
   }
   return context_.NewText(std::move(text));
 }

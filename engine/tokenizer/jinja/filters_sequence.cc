@@ -71,7 +71,7 @@ absl::StatusOr<Value> Join(Context& context, const Value& input, const Arguments
     JINJA_ASSIGN(const std::string text, ToText(context, item));
     if (i > 0) out += separator;
     out += text;
-    if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return Error("the text is too long");
+    if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return TooLong();
   }
   return context.NewText(std::move(out));
 }

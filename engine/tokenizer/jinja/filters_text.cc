@@ -86,7 +86,7 @@ absl::StatusOr<Value> Indent(Context& context, const Value& input, const Argumen
     if (i > 0) out += '\n';
     if (i > 0 && (!lines[i].empty() || bound.Bool(2, false))) out += indention;
     out += lines[i];
-    if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return Error("the text is too long");
+    if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return TooLong();
   }
   return context.NewText(std::move(out), input.is_markup());
 }

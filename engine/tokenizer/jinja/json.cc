@@ -134,7 +134,7 @@ absl::Status JsonWriter::Write(const Value& value, int level) {
   const Context::Level nesting(context_);
   JINJA_CHECK(nesting.Check());
   JINJA_CHECK(context_.Spend(1));
-  if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return Error("the JSON is too long");
+  if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return TooLong();
   const Sequence* sequence = value.sequence();
   if (value.is_none()) {
     out += "null";

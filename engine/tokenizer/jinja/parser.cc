@@ -24,12 +24,6 @@ bool IsOneOf(const Token& token, std::initializer_list<std::string_view> words) 
          std::find(words.begin(), words.end(), token.text) != words.end();
 }
 
-std::string Join(std::initializer_list<std::string_view> words) {
-  std::string out;
-  for (const std::string_view word : words) Append(out, out.empty() ? "" : " or ", word);
-  return out;
-}
-
 }  // namespace
 
 absl::StatusOr<Body> Parse(std::string_view source) {
@@ -101,7 +95,7 @@ absl::StatusOr<Body> Parser::ParseTemplate() { return ParseBody({}); }
 absl::StatusOr<Body> Parser::ParseBody(Words ends) {
   const Nesting nesting(*this);
   JINJA_CHECK(nesting.Check());
-  const int begin = Current().line;
+  const int begin = position_ == 0 ? 1 : tokens_[position_ - 1].line;
   Body body;
   while (Current().kind != Token::Kind::kEnd) {
     const int line = Current().line;
@@ -122,7 +116,7 @@ absl::StatusOr<Body> Parser::ParseBody(Words ends) {
     }
   }
   if (ends.size() == 0) return body;
-  return Fail(begin, Cat("the block that begins here has no ", Join(ends)));
+  return Fail(begin, Cat("the block that begins here has no '", *(ends.end() - 1), "'"));
 }
 
 absl::StatusOr<Body> Parser::ParseBodyTo(std::string_view end) {
@@ -191,10 +185,9 @@ absl::StatusOr<If> Parser::ParseIf() {
 absl::StatusOr<For> Parser::ParseFor() {
   For node;
   const int line = Current().line;
+  ++loops_;
   JINJA_ASSIGN(node.target, ParseTarget(/*with_namespace=*/false));
-  if (node.target.name == "loop") {
-    return Fail(line, "can't assign to the special variable 'loop' in a for loop");
-  }
+  --loops_;
   JINJA_CHECK(ExpectKeyword("in"));
   JINJA_ASSIGN(node.iterable, ParseTuple(/*with_conditional=*/false));
   if (SkipName("if")) {
@@ -203,7 +196,7 @@ absl::StatusOr<For> Parser::ParseFor() {
   if (Current().IsName("recursive")) return Fail(line, "recursive loops are not covered");
   JINJA_CHECK(ExpectBlockEnd());
   ++loops_;
-  auto body = ParseBody({"endfor", "else"});
+  auto body = ParseBody({"else", "endfor"});
   --loops_;
   JINJA_ASSIGN(node.body, std::move(body));
   if (Take().text == "endfor") return node;
@@ -319,6 +312,9 @@ absl::StatusOr<Target> Parser::ParseTargetElement(bool with_namespace) {
   }
   if (with_namespace && SkipOperator(".")) {
     JINJA_ASSIGN(target.attribute, ExpectName());
+  }
+  if (target.name == "loop" && target.attribute.empty() && loops_ > 0) {
+    return Fail(line, "can't assign to the special variable 'loop' in a for loop");
   }
   return target;
 }

@@ -93,7 +93,7 @@ absl::Status ReprWriter::Write(const Value& value) {
   const Context::Level level(context_);
   JINJA_CHECK(level.Check());
   JINJA_CHECK(context_.Spend(1));
-  if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return Error("the text is too long");
+  if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return TooLong();
   if (value.is_undefined()) {
     out += "Undefined";
   } else if (value.is_none()) {

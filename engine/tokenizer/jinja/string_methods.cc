@@ -28,7 +28,7 @@ Views SplitOnSpace(std::string_view text, Integer limit) {
   text = Strip(text, /*left=*/true, /*right=*/false);
   while (!text.empty()) {
     if (limit >= 0 && static_cast<Integer>(parts.size()) == limit) {
-      parts.push_back(Strip(text, /*left=*/false, /*right=*/true));
+      parts.push_back(text);
       break;
     }
     size_t end = 0;
@@ -56,7 +56,7 @@ Views SplitOnSpaceFromRight(std::string_view text, Integer limit) {
     while (end > 0 && is_space(end - 1)) --end;
     if (end == 0) break;
     if (limit >= 0 && static_cast<Integer>(parts.size()) == limit) {
-      parts.push_back(Strip(text.substr(0, offset(end)), /*left=*/true, /*right=*/false));
+      parts.push_back(text.substr(0, offset(end)));
       break;
     }
     size_t begin = end;
@@ -245,7 +245,7 @@ absl::StatusOr<Value> Join(Context& context, const Value& self, const Arguments&
     if (i > 0) out += self.text();
     const bool escape = self.is_markup() && !items[i].is_markup();
     out += escape ? EscapeHtml(items[i].text()) : items[i].text();
-    if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return Error("the text is too long");
+    if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return TooLong();
   }
   return context.NewText(std::move(out), self.is_markup());
 }
@@ -329,6 +329,7 @@ constexpr std::array kMethods = {
     Method{"splitlines", SplitLinesMethod},
     Method{"startswith", HasAffix<true>},
     Method{"strip", StripMethod<true, true>},
+    Method{"swapcase", MapCase<SwapCase>},
     Method{"title", MapCase<Title>},
     Method{"upper", MapCase<Upper>},
 };
@@ -360,7 +361,7 @@ absl::StatusOr<Value> ReplaceText(Context& context, std::string_view text, std::
       out += to;
     }
     position = next;
-    if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return Error("the text is too long");
+    if (static_cast<int64_t>(out.size()) > kMaxOutputBytes) return TooLong();
   }
   out += text.substr(position);
   return context.NewText(std::move(out), markup);

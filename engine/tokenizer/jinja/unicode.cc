@@ -176,6 +176,19 @@ std::string Lower(std::string_view text) {
   return out;
 }
 
+std::string SwapCase(std::string_view text) {
+  std::string out;
+  for (size_t p = 0; p < text.size();) {
+    const char32_t c = NextCodePoint(text, p);
+    if (IsUpper(c)) {
+      AppendLower(c, out);
+    } else {
+      AppendUpper(c, false, out);
+    }
+  }
+  return out;
+}
+
 std::string Title(std::string_view text) {
   std::string out;
   out.reserve(text.size());

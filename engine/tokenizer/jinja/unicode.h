@@ -31,6 +31,7 @@ bool IsCased(char32_t c);
 // Case by Unicode's one-to-one mapping, and capital sharp s as "SS".
 std::string Upper(std::string_view text);
 std::string Lower(std::string_view text);
+std::string SwapCase(std::string_view text);
 std::string Title(std::string_view text);       // str.title
 std::string Capitalize(std::string_view text);  // str.capitalize
 

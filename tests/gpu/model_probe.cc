@@ -1,0 +1,167 @@
+// Runs a model folder on one backend and writes raw numbers for a script to compare:
+//   model_probe logits MODEL BACKEND PLAN IDS OUT   teacher-forced logits, f32 [2, n, vocab]: decoded one by one after a
+//                                                   one-token prompt, then by one prefill of all
+//   model_probe greedy MODEL BACKEND PLAN IDS N     N greedy tokens after the prompt, one line of ids
+//   model_probe replay MODEL BACKEND PLAN IDS N     the same decode step N times from the same state: bits and memory
+// IDS is a file of little-endian int32. Exit code 1 with one line on an error or a failed check.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "engine/loader/weights.h"
+#include "engine/memory_plan.h"
+#include "engine/model_runner.h"
+
+namespace qwend {
+namespace {
+
+[[noreturn]] void Die(const std::string& message) {
+  std::fprintf(stderr, "model_probe: %s\n", message.c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T OrDie(absl::StatusOr<T> value) {
+  if (!value.ok()) Die(std::string(value.status().message()));
+  return *std::move(value);
+}
+
+std::vector<int32_t> ReadIds(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) Die(path + ": cannot be read");
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
+  std::vector<int32_t> ids(bytes.size() / sizeof(int32_t));
+  std::memcpy(ids.data(), bytes.data(), ids.size() * sizeof(int32_t));
+  if (ids.empty()) Die(path + ": holds no ids");
+  return ids;
+}
+
+struct Probe {
+  std::unique_ptr<Backend> backend;
+  OpenedModel model;
+  std::unique_ptr<ModelRunner> runner;
+  std::vector<int32_t> pages;
+
+  Probe(const std::string& dir, const std::string& backend_name, const std::string& plan_name, int context) {
+    backend = backend_name == "cuda" ? MakeCudaBackend() : MakeCpuBackend();
+    model = OrDie(OpenModel(dir));
+    MemoryLimits limits{.max_sequences = 1, .max_context_tokens = context};
+    limits.decode_plan = plan_name == "explicit" ? DecodePlan::kExplicit : DecodePlan::kFused;
+    RunnerOptions options{.plan = OrDie(PlanMemory(model.config.spec, *backend, limits)),
+                          .decode_plan = limits.decode_plan,
+                          .profile_every = 0};
+    runner = OrDie(ModelRunner::Create(*backend, model.config.spec, *model.weights, options));
+    for (int i = 0; i * kPageTokens < context; ++i) pages.push_back(i);
+  }
+
+  PrefillChunk Chunk(const std::vector<int32_t>& ids, int begin, int end) const {
+    return {.sequence = {.pages = pages, .state_slot = 0},
+            .tokens = std::span<const int32_t>(ids).subspan(begin, end - begin),
+            .start_position = begin,
+            .sample = end == static_cast<int>(ids.size()),
+            .sampling = {}};
+  }
+
+  int32_t PrefillAll(const std::vector<int32_t>& ids) {
+    int32_t token = 0;
+    const int size = runner->max_prefill_tokens();
+    for (int begin = 0; begin < static_cast<int>(ids.size()); begin += size) {
+      token = runner->Prefill(Chunk(ids, begin, std::min<int>(begin + size, ids.size())));
+    }
+    return token;
+  }
+
+  int32_t DecodeOne(int32_t token, int position) {
+    const DecodeRow row{.sequence = {.pages = pages, .state_slot = 0}, .token = token, .position = position, .sampling = {}};
+    return runner->Decode({&row, 1})[0];
+  }
+};
+
+void Logits(Probe& probe, const std::vector<int32_t>& ids, const std::string& out) {
+  const std::vector<int32_t> first(ids.begin(), ids.begin() + 1);
+  std::vector<float> all = probe.runner->PrefillAllLogits(probe.Chunk(first, 0, 1), nullptr);
+  for (size_t i = 1; i < ids.size(); ++i) {
+    probe.DecodeOne(ids[i], static_cast<int>(i));
+    const std::vector<float> row = probe.runner->LastDecodeLogits(1);
+    all.insert(all.end(), row.begin(), row.end());
+  }
+  const std::vector<float> whole =
+      probe.runner->PrefillAllLogits(probe.Chunk(ids, 0, static_cast<int>(ids.size())), nullptr);
+  all.insert(all.end(), whole.begin(), whole.end());
+  std::ofstream file(out, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(all.data()), static_cast<std::streamsize>(all.size() * sizeof(float)));
+  if (!file) Die(out + ": cannot be written");
+}
+
+void Greedy(Probe& probe, const std::vector<int32_t>& ids, int count) {
+  int32_t token = probe.PrefillAll(ids);
+  for (int i = 0; i < count; ++i) {
+    if (token == kInvalidToken) Die("logits are not finite at generated token " + std::to_string(i));
+    std::printf("%d ", token);
+    token = probe.DecodeOne(token, static_cast<int>(ids.size()) + i);
+  }
+  std::printf("\n");
+}
+
+// The recurrent state moves on with every step, so each round starts again from the prompt; within a round the steps
+// must repeat the first round's bits.
+void Replay(Probe& probe, const std::vector<int32_t>& ids, int count) {
+  constexpr int kSteps = 100;
+  const int64_t allocations = probe.backend->AllocationCount();
+  const int64_t free_before = probe.backend->Info().free_bytes;
+  std::vector<std::vector<float>> first;
+  for (int done = 0, round = 0; done < count; ++round) {
+    int32_t token = probe.PrefillAll(ids);
+    for (int step = 0; step < kSteps; ++step, ++done) {
+      token = probe.DecodeOne(token, static_cast<int>(ids.size()) + step);
+      if (step % 25 != 24) continue;
+      std::vector<float> logits = probe.runner->LastDecodeLogits(1);
+      const size_t at = step / 25;
+      if (round == 0) {
+        first.push_back(std::move(logits));
+      } else if (std::memcmp(first[at].data(), logits.data(), logits.size() * sizeof(float)) != 0) {
+        Die("round " + std::to_string(round) + ", step " + std::to_string(step) + ": the bits changed");
+      }
+    }
+  }
+  if (probe.backend->AllocationCount() != allocations) Die("device memory was allocated after the model was ready");
+  const int64_t drift = free_before - probe.backend->Info().free_bytes;
+  std::printf("replays %d, bits equal, allocations 0, device memory drift %lld bytes\n", count, static_cast<long long>(drift));
+  if (drift > (1 << 20)) Die("device memory drifts");
+}
+
+int Main(int argc, char** argv) {
+  if (argc != 7) Die("usage: model_probe logits|greedy|replay MODEL cpu|cuda explicit|fused IDS OUT|N");
+  const std::string mode = argv[1], last = argv[6];
+  const std::vector<int32_t> ids = ReadIds(argv[5]);
+  const int count = mode == "logits" ? 0 : std::atoi(last.c_str());
+  const int context = (static_cast<int>(ids.size()) + std::min(count, 4096) + 128) / kPageTokens * kPageTokens;
+  Probe probe(argv[2], argv[3], argv[4], context);
+  if (mode == "logits") {
+    Logits(probe, ids, last);
+  } else if (mode == "greedy") {
+    Greedy(probe, ids, count);
+  } else if (mode == "replay") {
+    Replay(probe, ids, count);
+  } else {
+    Die("unknown mode " + mode);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace qwend
+
+int main(int argc, char** argv) {
+  try {
+    return qwend::Main(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "model_probe: %s\n", e.what());
+    return 1;
+  }
+}
