@@ -73,9 +73,9 @@ struct RopeEmbed {
 // out = x * weight^T + bias. Every projection, for any T. With splits > 1 it writes `partials`
 // (part p holds the sum over its share of K, without bias) and leaves `out` to a SplitKReduce.
 struct Gemv {
-  TensorView out;       // [T, N]
-  TensorView x;         // [T, K]
-  TensorView weight;    // [N, K], any layout of this backend
+  TensorView out;         // [T, N]
+  TensorView x;           // [T, K]
+  TensorView weight;      // [N, K], any layout of this backend
   TensorView bias{};      // [N], optional
   TensorView partials{};  // f32 [splits, T, N], when splits > 1
   int splits = 1;
@@ -83,7 +83,7 @@ struct Gemv {
 
 // out = bias + sum of partials in order of the part. Reads only the parts that exist.
 struct SplitKReduce {
-  TensorView out;       // [T, N]
+  TensorView out;         // [T, N]
   TensorView partials{};  // f32 [splits, T, N]
   TensorView bias{};      // [N], optional
 };
@@ -91,9 +91,9 @@ struct SplitKReduce {
 // out = x * rsqrt(mean(x^2) + eps) * (weight_offset + weight). weight_offset is 1 for zero-centred
 // weights (Qwen3.5).
 struct RmsNorm {
-  TensorView out;           // [T, hidden]
-  TensorView x;             // [T, hidden]
-  TensorView weight;        // [hidden]
+  TensorView out;             // [T, hidden]
+  TensorView x;               // [T, hidden]
+  TensorView weight;          // [hidden]
   TensorView partial_sums{};  // f32 [T, splits], when splits > 1
   float eps = 1e-6f;
   float weight_offset = 0.0f;

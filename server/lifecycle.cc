@@ -1,6 +1,8 @@
 #include "server/lifecycle.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
@@ -9,10 +11,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <sstream>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -82,13 +84,19 @@ void SetArguments(const ServerOptions& options, grpc::ServerBuilder* builder) {
                               kMinClientPingMs);
 }
 
-// Process-wide switches of the gRPC library, before the first server.
-void PrepareLibrary(bool reflection) {
-  grpc::EnableDefaultHealthCheckService(false);
-  static std::once_flag once;
-  if (reflection) {
-    std::call_once(once, [] { grpc::reflection::InitProtoReflectionServerBuilderPlugin(); });
+// The reflection library adds itself to every server of the process; this takes it out of one.
+class WithoutReflection : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins, [](const auto& p) { return p->name() == "proto_server_reflection"; });
   }
+};
+
+// Process-wide switches of the gRPC library, before the first server.
+void PrepareLibrary() {
+  grpc::EnableDefaultHealthCheckService(false);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 }
 
 std::string ModelName(const std::filesystem::path& dir) {
@@ -135,7 +143,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Open(const ServerOptions& option
 std::string Server::MetricsText() const { return context_->metrics.Text(); }
 
 absl::Status Server::OpenPorts() {
-  PrepareLibrary(options_.reflection);
+  PrepareLibrary();
   Authenticator authenticator;
   if (!options_.auth_token_file.empty()) {
     auto loaded = Authenticator::Load(options_.auth_token_file);
@@ -150,6 +158,7 @@ absl::Status Server::OpenPorts() {
 
   grpc::ServerBuilder builder;
   SetArguments(options_, &builder);
+  if (!options_.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   builder.AddListeningPort(options_.listen, *credentials, &port_);
   builder.RegisterService(&ports->inference);
   builder.RegisterService(&ports->control);
@@ -166,6 +175,7 @@ absl::Status Server::OpenPorts() {
   if (!options_.health_listen.empty()) {
     grpc::ServerBuilder probe;
     SetArguments(options_, &probe);
+    probe.SetOption(std::make_unique<WithoutReflection>());
     probe.AddListeningPort(options_.health_listen, grpc::InsecureServerCredentials(),
                            &health_port_);
     probe.RegisterService(&ports->probe_health);

@@ -36,6 +36,11 @@ Json LineStart(spdlog::level::level_enum level) {
   return Json{{"time", Now()}, {"level", std::string(name.data(), name.size())}};
 }
 
+void AddEvent(std::string_view name, const Json& fields, Json* line) {
+  (*line)["event"] = name;
+  if (fields.is_object()) line->update(fields);  // an event without fields has null
+}
+
 // Wraps a line of free text into a JSON object.
 class JsonFormatter : public spdlog::formatter {
  public:
@@ -67,8 +72,7 @@ void Log(spdlog::level::level_enum level, std::string_view name, const Json& fie
     return;
   }
   Json line = LineStart(level);
-  line["event"] = name;
-  line.update(fields);
+  AddEvent(name, fields, &line);
   logger->log(level, "{}", Dump(line));
 }
 
@@ -111,6 +115,12 @@ std::string EventText(std::string_view name, const Json& fields) {
                     plain ? value.get_ref<const std::string&>() : Dump(value));
   }
   return text;
+}
+
+std::string EventJson(std::string_view name, const Json& fields) {
+  Json line;
+  AddEvent(name, fields, &line);
+  return Dump(line);
 }
 
 void FlushLogs() {

@@ -20,6 +20,7 @@ void LogWarning(std::string_view name, const nlohmann::ordered_json& fields);
 
 // The lines themselves, without time and level.
 std::string EventText(std::string_view name, const nlohmann::ordered_json& fields);
+std::string EventJson(std::string_view name, const nlohmann::ordered_json& fields);
 
 void FlushLogs();
 

@@ -44,14 +44,14 @@ check() {
   if "$@"; then pass; else fail "$name"; fi
 }
 
-# build FOLDER [CMAKE OPTION...]
+# build FOLDER TARGET [CMAKE OPTION...]
 build() {
-  local folder=$1
-  shift
+  local folder=$1 target=$2
+  shift 2
   local log=$folder/run.log
   mkdir -p "$folder"
   cmake -G Ninja -S . -B "$folder" -DQWEND_TESTS=ON "$@" >"$log" 2>&1 &&
-    cmake --build "$folder" -j "$jobs" >>"$log" 2>&1 && return 0
+    cmake --build "$folder" -j "$jobs" --target "$target" >>"$log" 2>&1 && return 0
   grep -E "error|FAILED" "$log" | head -n 40
   tail -n 20 "$log"
   return 1
@@ -77,14 +77,15 @@ suite() {
   [ "$code" = 0 ] || [ "$f" != 0 ] || fail "$name: ctest ended with $code"
 }
 
-# phase NAME FOLDER [CMAKE OPTION...]: build, then every test of it.
+# build_and_test NAME FOLDER TARGET LABELS [CMAKE OPTION...]: LABELS are options of ctest.
 build_and_test() {
-  local name=$1 folder=$2
-  shift 2
+  local name=$1 folder=$2 target=$3 labels=$4
+  shift 4
   say "$name: build"
-  if build "$folder" "$@"; then
+  if build "$folder" "$target" "$@"; then
     say "$name: test"
-    suite "$name" "$folder" -LE gpu
+    # shellcheck disable=SC2086
+    suite "$name" "$folder" $labels
   else
     fail "$name: build"
   fi
@@ -94,21 +95,25 @@ style() {
   check "format" tests/format.sh
   check "clang-tidy" tests/tidy.sh
 }
-release() { build_and_test release build -DCMAKE_BUILD_TYPE=Release -DQWEND_SANITIZE=; }
+release() {
+  build_and_test release build all "-LE gpu" -DCMAKE_BUILD_TYPE=Release -DQWEND_SANITIZE= \
+    -DQWEND_CUDA=AUTO -DQWEND_CUDA_ARCHS=90a
+}
 asan() {
-  build_and_test asan build-asan -DCMAKE_BUILD_TYPE=Release -DQWEND_SANITIZE=address,undefined \
-    -DQWEND_CUDA=OFF
+  build_and_test asan build-asan all "-LE gpu" -DCMAKE_BUILD_TYPE=Release \
+    -DQWEND_SANITIZE=address,undefined -DQWEND_CUDA=OFF
 }
 tsan() {
-  build_and_test tsan build-tsan -DCMAKE_BUILD_TYPE=Release -DQWEND_SANITIZE=thread \
-    -DQWEND_SERVICE=OFF -DQWEND_CUDA=OFF
+  build_and_test tsan build-tsan tsan_tests "-L tsan" -DCMAKE_BUILD_TYPE=Release \
+    -DQWEND_SANITIZE=thread -DQWEND_SERVICE=OFF -DQWEND_CUDA=OFF
 }
 gpu() {
   if [ ! -e /dev/nvidiactl ]; then
     skip "gpu: no NVIDIA device"
   elif ! command -v nvcc >/dev/null; then
     skip "gpu: no nvcc"
-  elif say "gpu: build" && build build -DCMAKE_BUILD_TYPE=Release -DQWEND_SANITIZE=; then
+  elif say "gpu: build" && build build all -DCMAKE_BUILD_TYPE=Release -DQWEND_SANITIZE= \
+    -DQWEND_CUDA=ON -DQWEND_CUDA_ARCHS=90a; then
     say "gpu: test"
     suite gpu build -L gpu -j 1
   else

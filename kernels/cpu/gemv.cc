@@ -239,7 +239,7 @@ void TileRows(const TensorView& x, int64_t first, int64_t tokens, int64_t k_begi
     }
   };
   if (x.dtype == DType::kBF16) {
-    transpose(x.As<const uint16_t>() + first * x.strides[0], FromBF16);
+    transpose(x.As<const uint16_t>() + first * x.strides[0], Bf16ToFloat);
   } else {
     transpose(x.As<const float>() + first * x.strides[0], [](float v) { return v; });
   }
@@ -276,7 +276,7 @@ void StoreOutputs(const TensorView& out, int64_t row, int64_t first_col, int64_t
     }
   };
   if (out.dtype == DType::kBF16) {
-    store(out.As<uint16_t>() + index, ToBF16);
+    store(out.As<uint16_t>() + index, FloatToBf16);
   } else {
     store(out.As<float>() + index, [](float v) { return v; });
   }

@@ -1,8 +1,10 @@
 // Runs a model folder on one backend and writes raw numbers for a script to compare:
-//   model_probe logits MODEL BACKEND PLAN IDS OUT   teacher-forced logits, f32 [2, n, vocab]: decoded one by one after a
+//   model_probe logits MODEL BACKEND PLAN IDS OUT   teacher-forced logits, f32 [2, n, vocab]:
+//   decoded one by one after a
 //                                                   one-token prompt, then by one prefill of all
-//   model_probe greedy MODEL BACKEND PLAN IDS N     N greedy tokens after the prompt, one line of ids
-//   model_probe replay MODEL BACKEND PLAN IDS N     the same decode step N times from the same state: bits and memory
+//   model_probe greedy MODEL BACKEND PLAN IDS N     N greedy tokens after the prompt, one line of
+//   ids model_probe replay MODEL BACKEND PLAN IDS N     the same decode step N times from the same
+//   state: bits and memory
 // IDS is a file of little-endian int32. Exit code 1 with one line on an error or a failed check.
 #include <cmath>
 #include <cstdio>
@@ -47,7 +49,8 @@ struct Probe {
   std::unique_ptr<ModelRunner> runner;
   std::vector<int32_t> pages;
 
-  Probe(const std::string& dir, const std::string& backend_name, const std::string& plan_name, int context) {
+  Probe(const std::string& dir, const std::string& backend_name, const std::string& plan_name,
+        int context) {
     backend = backend_name == "cuda" ? MakeCudaBackend() : MakeCpuBackend();
     model = OrDie(OpenModel(dir));
     MemoryLimits limits{.max_sequences = 1, .max_context_tokens = context};
@@ -77,7 +80,10 @@ struct Probe {
   }
 
   int32_t DecodeOne(int32_t token, int position) {
-    const DecodeRow row{.sequence = {.pages = pages, .state_slot = 0}, .token = token, .position = position, .sampling = {}};
+    const DecodeRow row{.sequence = {.pages = pages, .state_slot = 0},
+                        .token = token,
+                        .position = position,
+                        .sampling = {}};
     return runner->Decode({&row, 1})[0];
   }
 };
@@ -94,22 +100,24 @@ void Logits(Probe& probe, const std::vector<int32_t>& ids, const std::string& ou
       probe.runner->PrefillAllLogits(probe.Chunk(ids, 0, static_cast<int>(ids.size())), nullptr);
   all.insert(all.end(), whole.begin(), whole.end());
   std::ofstream file(out, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(all.data()), static_cast<std::streamsize>(all.size() * sizeof(float)));
+  file.write(reinterpret_cast<const char*>(all.data()),
+             static_cast<std::streamsize>(all.size() * sizeof(float)));
   if (!file) Die(out + ": cannot be written");
 }
 
 void Greedy(Probe& probe, const std::vector<int32_t>& ids, int count) {
   int32_t token = probe.PrefillAll(ids);
   for (int i = 0; i < count; ++i) {
-    if (token == kInvalidToken) Die("logits are not finite at generated token " + std::to_string(i));
+    if (token == kInvalidToken)
+      Die("logits are not finite at generated token " + std::to_string(i));
     std::printf("%d ", token);
     token = probe.DecodeOne(token, static_cast<int>(ids.size()) + i);
   }
   std::printf("\n");
 }
 
-// The recurrent state moves on with every step, so each round starts again from the prompt; within a round the steps
-// must repeat the first round's bits.
+// The recurrent state moves on with every step, so each round starts again from the prompt; within
+// a round the steps must repeat the first round's bits.
 void Replay(Probe& probe, const std::vector<int32_t>& ids, int count) {
   constexpr int kSteps = 100;
   const int64_t allocations = probe.backend->AllocationCount();
@@ -125,22 +133,27 @@ void Replay(Probe& probe, const std::vector<int32_t>& ids, int count) {
       if (round == 0) {
         first.push_back(std::move(logits));
       } else if (std::memcmp(first[at].data(), logits.data(), logits.size() * sizeof(float)) != 0) {
-        Die("round " + std::to_string(round) + ", step " + std::to_string(step) + ": the bits changed");
+        Die("round " + std::to_string(round) + ", step " + std::to_string(step) +
+            ": the bits changed");
       }
     }
   }
-  if (probe.backend->AllocationCount() != allocations) Die("device memory was allocated after the model was ready");
+  if (probe.backend->AllocationCount() != allocations)
+    Die("device memory was allocated after the model was ready");
   const int64_t drift = free_before - probe.backend->Info().free_bytes;
-  std::printf("replays %d, bits equal, allocations 0, device memory drift %lld bytes\n", count, static_cast<long long>(drift));
+  std::printf("replays %d, bits equal, allocations 0, device memory drift %lld bytes\n", count,
+              static_cast<long long>(drift));
   if (drift > (1 << 20)) Die("device memory drifts");
 }
 
 int Main(int argc, char** argv) {
-  if (argc != 7) Die("usage: model_probe logits|greedy|replay MODEL cpu|cuda explicit|fused IDS OUT|N");
+  if (argc != 7)
+    Die("usage: model_probe logits|greedy|replay MODEL cpu|cuda explicit|fused IDS OUT|N");
   const std::string mode = argv[1], last = argv[6];
   const std::vector<int32_t> ids = ReadIds(argv[5]);
   const int count = mode == "logits" ? 0 : std::atoi(last.c_str());
-  const int context = (static_cast<int>(ids.size()) + std::min(count, 4096) + 128) / kPageTokens * kPageTokens;
+  const int context =
+      (static_cast<int>(ids.size()) + std::min(count, 4096) + 128) / kPageTokens * kPageTokens;
   Probe probe(argv[2], argv[3], argv[4], context);
   if (mode == "logits") {
     Logits(probe, ids, last);

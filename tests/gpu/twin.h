@@ -67,8 +67,9 @@ class Twin {
 };
 
 // The test's one pair of backends; skips the test, and says so, where there is no GPU.
-#define QWEND_REQUIRE_GPU()                                                                    \
-  if (qwend::CudaDeviceCount() == 0) GTEST_SKIP() << "SKIP gpu: no NVIDIA device, or no CUDA " \
-                                                     "build"
+#define QWEND_REQUIRE_GPU()                                 \
+  if (qwend::CudaDeviceCount() == 0)                        \
+  GTEST_SKIP() << "SKIP gpu: no NVIDIA device, or no CUDA " \
+                  "build"
 
 }  // namespace qwend::gpu

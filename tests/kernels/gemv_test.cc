@@ -50,7 +50,7 @@ void Put(void* data, DType type, int64_t index, float value) {
     static_cast<float*>(data)[index] = value;
   } else {
     static_cast<uint16_t*>(data)[index] =
-        type == DType::kBF16 ? ToBF16(value) : ToF16ForTest(value);
+        type == DType::kBF16 ? FloatToBf16(value) : ToF16ForTest(value);
   }
 }
 
@@ -186,7 +186,7 @@ struct Harness {
           exact += bias.at(0, n);
           magnitude += std::abs(bias.at(0, n));
         }
-        if (c.out == DType::kBF16) chain = FromBF16(ToBF16(chain));
+        if (c.out == DType::kBF16) chain = Bf16ToFloat(FloatToBf16(chain));
         const float got = out.at(t, n);
         if (fused) {
           ASSERT_EQ(got, chain) << "row " << t << " output " << n;

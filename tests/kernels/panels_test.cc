@@ -15,22 +15,22 @@ namespace {
 
 TEST(FloatTypes, EveryBF16SurvivesTheRoundTrip) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
-    const float value = FromBF16(static_cast<uint16_t>(bits));
+    const float value = Bf16ToFloat(static_cast<uint16_t>(bits));
     if (std::isnan(value)) {
-      EXPECT_TRUE(std::isnan(FromBF16(ToBF16(value))));
+      EXPECT_TRUE(std::isnan(Bf16ToFloat(FloatToBf16(value))));
     } else {
-      EXPECT_EQ(ToBF16(value), bits);
+      EXPECT_EQ(FloatToBf16(value), bits);
     }
   }
 }
 
 TEST(FloatTypes, BF16RoundsToNearestEven) {
-  EXPECT_EQ(ToBF16(1.0f), 0x3f80);
-  EXPECT_EQ(ToBF16(std::nextafter(1.00390625f, 2.0f)), 0x3f81);  // above half way
-  EXPECT_EQ(ToBF16(1.00390625f), 0x3f80);                        // half way, to even
-  EXPECT_EQ(ToBF16(1.01171875f), 0x3f82);
-  EXPECT_EQ(ToBF16(std::numeric_limits<float>::max()), 0x7f80);  // to infinity
-  EXPECT_EQ(ToBF16(-0.0f), 0x8000);
+  EXPECT_EQ(FloatToBf16(1.0f), 0x3f80);
+  EXPECT_EQ(FloatToBf16(std::nextafter(1.00390625f, 2.0f)), 0x3f81);  // above half way
+  EXPECT_EQ(FloatToBf16(1.00390625f), 0x3f80);                        // half way, to even
+  EXPECT_EQ(FloatToBf16(1.01171875f), 0x3f82);
+  EXPECT_EQ(FloatToBf16(std::numeric_limits<float>::max()), 0x7f80);  // to infinity
+  EXPECT_EQ(FloatToBf16(-0.0f), 0x8000);
 }
 
 TEST(FloatTypes, F16AgreesWithItsDefinition) {
@@ -43,7 +43,7 @@ TEST(FloatTypes, F16AgreesWithItsDefinition) {
       want = mantissa == 0 ? std::numeric_limits<double>::infinity() : std::nan("");
     }
     if (bits & 0x8000) want = -want;
-    const float got = FromF16(static_cast<uint16_t>(bits));
+    const float got = Fp16ToFloat(static_cast<uint16_t>(bits));
     if (std::isnan(want)) {
       EXPECT_TRUE(std::isnan(got)) << bits;
     } else {

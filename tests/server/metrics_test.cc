@@ -172,5 +172,11 @@ TEST(Logging, EventsAsText) {
   EXPECT_EQ(EventText("x", {{"bad", "\xff \""}}), "x bad=\"\xef\xbf\xbd \\\"\"");
 }
 
+TEST(Logging, EventsAsJson) {
+  EXPECT_EQ(EventJson("stopped", {}), "{\"event\":\"stopped\"}");
+  EXPECT_EQ(EventJson("x", {{"n", 1}, {"s", "a\"\n\xff"}}),
+            "{\"event\":\"x\",\"n\":1,\"s\":\"a\\\"\\n\xef\xbf\xbd\"}");
+}
+
 }  // namespace
 }  // namespace qwend

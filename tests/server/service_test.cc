@@ -5,6 +5,7 @@
 #include <chrono>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/server/test_server.h"
 
@@ -159,36 +160,36 @@ TEST(Generate, FullQueueSaysWhenToRetry) {
 TEST(Generate, CancelFreesTheSequenceInEveryState) {
   TestServer server(Manual());
   for (int state = 0; state < 3; ++state) {
-    Call call(&server, TextRequest("p", "c"));
-    server.engine().WaitForRequest("c");
-    if (state >= 1) server.engine().Admit("c");
+    const std::string id = absl::StrCat("c", state);
+    Call call(&server, TextRequest("p", id));
+    server.engine().WaitForRequest(id);
+    if (state >= 1) server.engine().Admit(id);
     if (state >= 2) {
-      server.engine().Emit("c", Ids("a"));
+      server.engine().Emit(id, Ids("a"));
       v1::GenerateResponse message;
       ASSERT_TRUE(call.Read(&message));
     }
     call.Cancel();
     EXPECT_EQ(call.Finish().error_code(), StatusCode::CANCELLED);
     EXPECT_TRUE(server.engine().WaitUntilIdle());
+    EXPECT_THAT(server.engine().EndsOf(id), ElementsAre(CloseReason::kCancelled));
     EXPECT_TRUE(Eventually([&] { return server.Counted("cancelled") == state + 1; }));
   }
-  EXPECT_THAT(
-      server.engine().EndsOf("c"),
-      ElementsAre(CloseReason::kCancelled, CloseReason::kCancelled, CloseReason::kCancelled));
 }
 
 TEST(Generate, DeadlinesHoldWhileWaitingAndWhileRunning) {
   TestServer server(Manual());
   for (const bool running : {false, true}) {
-    Call call(&server, TextRequest("p", "d"), absl::Milliseconds(150));
-    server.engine().WaitForRequest("d");
-    if (running) server.engine().Admit("d");
+    const std::string id = running ? "d1" : "d0";
+    Call call(&server, TextRequest("p", id), absl::Milliseconds(150));
+    server.engine().WaitForRequest(id);
+    if (running) server.engine().Admit(id);
     EXPECT_EQ(call.Finish().error_code(), StatusCode::DEADLINE_EXCEEDED);
     EXPECT_TRUE(server.engine().WaitUntilIdle());
   }
   EXPECT_TRUE(Eventually([&] { return server.Counted("deadline") == 2; }))
       << server.Counted("cancelled") << " counted as cancelled";
-  const GenerationRequest seen = server.engine().WaitForRequest("d");
+  const GenerationRequest seen = server.engine().WaitForRequest("d1");
   EXPECT_LT(seen.deadline, absl::Now() + absl::Seconds(1));
 }
 
@@ -263,18 +264,19 @@ TEST(Control, Abort) {
   EXPECT_EQ(abort("nobody"), StatusCode::NOT_FOUND);
   EXPECT_EQ(abort(""), StatusCode::INVALID_ARGUMENT);
   for (const bool running : {false, true}) {
-    Call call(&server, TextRequest("p", "a"));
-    server.engine().WaitForRequest("a");
+    const std::string id = running ? "a1" : "a0";
+    Call call(&server, TextRequest("p", id));
+    server.engine().WaitForRequest(id);
     if (running) {
-      server.engine().Admit("a");
-      server.engine().Emit("a", Ids("so far"));
+      server.engine().Admit(id);
+      server.engine().Emit(id, Ids("so far"));
     }
     EXPECT_TRUE(Eventually([&] { return server.engine().Stats().running == running; }));
-    EXPECT_EQ(abort("a"), StatusCode::OK);
+    EXPECT_EQ(abort(id), StatusCode::OK);
     EXPECT_TRUE(call.Finish().ok());
     EXPECT_EQ(call.last().finish().reason(), v1::FINISH_REASON_ABORTED);
     EXPECT_TRUE(call.last().has_usage());
-    EXPECT_EQ(abort("a"), StatusCode::NOT_FOUND);
+    EXPECT_EQ(abort(id), StatusCode::NOT_FOUND);
   }
   EXPECT_EQ(server.Counted("aborted"), 2);
 }
