@@ -24,14 +24,17 @@ ABSL_FLAG(int, decode_tokens, 64, "tokens decoded by each sequence in each repea
 ABSL_FLAG(int, repeats, 5, "timed prefills, and timed blocks of decode_tokens");
 ABSL_FLAG(int, context, 0, "positions in the cache when decoding begins; 0: prompt_tokens");
 ABSL_FLAG(std::vector<std::string>, batch, {"1"}, "sequences decoded together; several by commas");
+ABSL_FLAG(
+    std::string, sweep, "",
+    "splitk: time every projection of --synthetic in 1 to 32 parts along K, and nothing else");
 ABSL_FLAG(bool, json, false, "print one JSON object instead of tables");
 
 namespace qwend::bench {
 namespace {
 
-constexpr const char* kFlags[] = {"synthetic", "model",       "backend",       "device",
-                                  "threads",   "decode_plan", "prompt_tokens", "decode_tokens",
-                                  "repeats",   "context",     "batch",         "json"};
+constexpr const char* kFlags[] = {
+    "synthetic",     "model",   "backend", "device", "threads", "decode_plan", "prompt_tokens",
+    "decode_tokens", "repeats", "context", "batch",  "sweep",   "json"};
 
 absl::CommandLineFlag* FindFlag(absl::string_view name) {
   for (const char* known : kFlags) {
@@ -107,7 +110,7 @@ absl::StatusOr<BenchOptions> ParseBenchOptions(const std::vector<std::string>& a
   absl::StatusOr<DecodePlan> plan = ParsePlan(absl::GetFlag(FLAGS_decode_plan));
   if (!plan.ok()) return plan.status();
   options.decode_plan = *plan;
-  if (absl::Status status = ResolveDecodePlan(*plan).status(); !status.ok()) return status;
+  if (absl::Status status = ResolveDecodePlan(*plan, BackendInfo()).status(); !status.ok()) return status;
   if (absl::Status status = SyntheticSpec(options.synthetic).status(); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--synthetic: ", status.message()));
   }
@@ -118,6 +121,11 @@ absl::StatusOr<BenchOptions> ParseBenchOptions(const std::vector<std::string>& a
   options.repeats = absl::GetFlag(FLAGS_repeats);
   options.context = absl::GetFlag(FLAGS_context);
   options.json = absl::GetFlag(FLAGS_json);
+  options.sweep = absl::GetFlag(FLAGS_sweep);
+  if (!options.sweep.empty() && options.sweep != "splitk") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--sweep is \"", options.sweep, "\"; it must be splitk"));
+  }
   constexpr int kMaxTokens = 1 << 20;
   for (const absl::Status& status :
        {CheckRange("device", options.device, 0, 1024),

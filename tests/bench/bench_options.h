@@ -21,6 +21,7 @@ struct BenchOptions {
   int repeats = 5;                 // timed blocks of decode_tokens, and timed prefills
   int context = 0;                 // positions in the cache when decoding begins; 0: prompt_tokens
   std::vector<int> batches = {1};  // sequences decoded together
+  std::string sweep;               // splitk: time that instead of a model
   bool json = false;
   bool help = false;
 };

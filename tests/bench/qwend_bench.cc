@@ -8,6 +8,7 @@
 #include "tests/bench/bench_options.h"
 #include "tests/bench/bench_report.h"
 #include "tests/bench/model_bench.h"
+#include "tests/bench/splitk_sweep.h"
 
 int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
@@ -18,6 +19,15 @@ int main(int argc, char** argv) {
   }
   if (options->help) {
     std::fputs(qwend::bench::BenchHelp().c_str(), stdout);
+    return 0;
+  }
+  if (options->sweep == "splitk") {
+    const absl::StatusOr<std::string> table = qwend::bench::SweepSplitK(*options);
+    if (!table.ok()) {
+      std::fprintf(stderr, "qwend-bench: %s\n", std::string(table.status().message()).c_str());
+      return 1;
+    }
+    std::fputs(table->c_str(), stdout);
     return 0;
   }
   const absl::StatusOr<qwend::bench::BenchResult> result = qwend::bench::RunBench(*options);

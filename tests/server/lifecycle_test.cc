@@ -86,7 +86,8 @@ TEST(Lifecycle, StreamThatNobodyReadsHoldsTheDrainUntilItsLimitOnly) {
   auto engine = std::make_unique<FakeEngine>(
       [](const GenerationRequest&) { return std::vector<int32_t>(2000, kLong); });
   TestServer server(std::move(engine), options);
-  Call unread(&server, TextRequest("p"));
+  Call unread(&server, TextRequest("p", "r"));
+  server.engine().WaitForRequest("r");
   ASSERT_TRUE(server.engine().WaitUntilIdle(absl::Seconds(20)));
   const absl::Time start = absl::Now();
   server.RequestStop();

@@ -80,7 +80,8 @@ absl::StatusOr<Value> Indent(Context& context, const Value& input, const Argumen
     indention.assign(static_cast<size_t>(width < 0 ? 0 : width), ' ');
   }
   JINJA_CHECK(context.SpendBytes(text.size() * 4));
-  const std::vector<std::string_view> lines = SplitLines(text + "\n", /*keep_ends=*/false);
+  const std::string ended = text + "\n";
+  const std::vector<std::string_view> lines = SplitLines(ended, /*keep_ends=*/false);
   std::string out = bound.Bool(1, false) ? indention : "";
   for (size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) out += '\n';

@@ -1,0 +1,15 @@
+#!/bin/bash
+# Gathers in .gpu/ (ignored by git) what a GPU machine without the build dependencies needs: the binaries of a build
+# folder, stripped, and every shared library they use that is not part of glibc or the compiler's run time.
+#   tests/gpu/pack.sh [BUILD_FOLDER]
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build=${1:-build}
+mkdir -p .gpu/bin .gpu/lib
+for name in qwend qwend-client qwend-bench model_probe cuda_ops_test; do
+  [ -x "$build/bin/$name" ] || { echo "pack.sh: no $build/bin/$name yet, left out" >&2; continue; }
+  strip -o ".gpu/bin/$name" "$build/bin/$name"
+  ldd "$build/bin/$name" | awk '$3 ~ /^\// {print $3}'
+done | sort -u | grep -Ev '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libresolv)\.so' |
+  while read -r library; do cp -uL "$library" .gpu/lib/; done
+du -sh .gpu | sed 's/^/pack.sh: /'
