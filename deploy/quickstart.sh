@@ -45,9 +45,12 @@ step "packages"
 deploy/install-deps.sh
 
 step "build ($build, minutes the first time, seconds later)"
-# A folder that the tests configured already keeps its settings.
+# A folder that the tests configured already keeps its settings. Without a GPU the CUDA backend
+# would only cost time.
+cuda=OFF
+[ ! -e /dev/nvidiactl ] || cuda=AUTO
 if [ ! -f "$build/build.ninja" ]; then
-  cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DQWEND_TESTS=OFF \
+  cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DQWEND_TESTS=OFF -DQWEND_CUDA=$cuda \
     >"$work/build.log" 2>&1 || fail "cmake failed" "$work/build.log"
 fi
 nice cmake --build "$build" --target qwend qwend-client >"$work/build.log" 2>&1 ||

@@ -115,7 +115,8 @@ class GenerateCallTest : public ::testing::Test {
   }
 
   ServerOptions options_;
-  std::unique_ptr<ServiceContext> context_;  // outlives the engine, which closes its calls at its end
+  std::unique_ptr<ServiceContext>
+      context_;  // outlives the engine, which closes its calls at its end
   FakeEngine engine_;
   v1::Stopping stopping_;
 };
