@@ -133,7 +133,7 @@ DeviceDescription Describe(const Backend& backend, const MemoryPlan& plan,
 
 // A short generation, so that the first request finds everything in place. It leaves nothing
 // behind: a sequence that starts at position 0 zeroes its slot and reads only what it wrote.
-void WarmUp(StepExecutor& executor, const ModelDescription& model) {
+absl::Status WarmUp(StepExecutor& executor, const ModelDescription& model) {
   constexpr int kSteps = 4;
   constexpr std::array<int32_t, 1> kPages = {0};
   const SequenceView sequence{.pages = kPages, .state_slot = 0};
@@ -153,10 +153,11 @@ void WarmUp(StepExecutor& executor, const ModelDescription& model) {
     token = executor.Decode({&row, 1})[0];
   }
   if (token == kInvalidToken) {
-    spdlog::warn(
-        "the warm-up generation gave NaN or infinite logits: the weights are damaged, or "
-        "not what config.json says");
+    return absl::FailedPreconditionError(
+        "the warm-up generation gave NaN or infinite logits: the weights are damaged, or not what "
+        "config.json says; check the model folder");
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> Assemble(const EngineOptions& options) {
@@ -208,7 +209,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Assemble(const EngineOptions& options) {
   };
   parts.max_queued = options.max_queued;
 
-  WarmUp(*runner, parts.model);
+  if (absl::Status status = WarmUp(*runner, parts.model); !status.ok()) return status;
   spdlog::info("{}: {}, {} parameters, {} layers, context {}, plan {}", parts.model.model_id,
                parts.model.architecture, parts.model.parameters, parts.model.num_layers,
                parts.model.max_context_tokens, parts.device.decode_plan);

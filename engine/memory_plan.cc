@@ -11,6 +11,7 @@ namespace qwend {
 namespace {
 
 constexpr int kMaxSequences = 64;
+constexpr int kMinContext = 2;  // one token of a prompt, and one to generate
 constexpr int kDefaultSequences = 16;
 constexpr int kDefaultChunk = 512;
 constexpr int kMaxChunk = 8192;
@@ -69,9 +70,9 @@ absl::Status ReadLimits(const ModelSpec& spec, const BackendInfo& info, const Me
   plan.max_context_tokens = limits.max_context_tokens == 0
                                 ? std::min(spec.max_positions, default_context)
                                 : limits.max_context_tokens;
-  if (plan.max_context_tokens < 1 || plan.max_context_tokens > spec.max_positions) {
-    return OutOfRange("max_context_tokens", plan.max_context_tokens, 1, spec.max_positions,
-                      ", the model's max_position_embeddings");
+  if (plan.max_context_tokens < kMinContext || plan.max_context_tokens > spec.max_positions) {
+    return OutOfRange("max_context_tokens", plan.max_context_tokens, kMinContext,
+                      spec.max_positions, ", the model's max_position_embeddings");
   }
   const int whole_context = (plan.max_context_tokens + kPageTokens - 1) / kPageTokens * kPageTokens;
   plan.prefill_chunk_tokens = limits.prefill_chunk_tokens == 0

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/chat_input.h"
 #include "server/generate_reactor.h"
@@ -11,6 +12,9 @@
 
 namespace qwend {
 namespace {
+
+// A fraction of a second's work: calls are answered on the threads that all of them share.
+constexpr size_t kMaxTokenizeBytes = size_t{4} << 20;
 
 absl::Status TokenizeWith(const ModelView& model, const v1::TokenizeRequest& request,
                           v1::TokenizeResponse* response) {
@@ -33,6 +37,11 @@ absl::Status TokenizeWith(const ModelView& model, const v1::TokenizeRequest& req
     case v1::TokenizeRequest::INPUT_NOT_SET:
       violations.Add("input", "missing; give text or chat");
       break;
+  }
+  if (text.size() > kMaxTokenizeBytes) {
+    violations.Add(request.has_text() ? "text" : "chat",
+                   absl::StrCat("has ", text.size(), " bytes; one call tokenizes at most ",
+                                kMaxTokenizeBytes, ": send it in parts"));
   }
   if (!violations.empty()) return violations.ToStatus();
   const auto ids = model.tokenizer->Encode(text, parse_special);

@@ -1,5 +1,6 @@
 #include "server/logging.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <spdlog/formatter.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -63,6 +64,11 @@ void FromGrpc(gpr_log_func_args* args) {
   spdlog::debug("grpc {}:{} {}", file, args->line, args->message);
 }
 
+// Above all, strings of requests that are not UTF-8: a caller must not fill the log.
+void FromProtobuf(google::protobuf::LogLevel, const char*, int, const std::string& message) {
+  spdlog::debug("protobuf {}", message);
+}
+
 void Log(spdlog::level::level_enum level, std::string_view name, const Json& fields) {
   std::shared_ptr<spdlog::logger> logger = spdlog::get(kEventLogger);
   if (logger == nullptr) logger = spdlog::default_logger();
@@ -96,6 +102,7 @@ void InitLogging(const std::string& level, bool json) {
   spdlog::set_default_logger(text);
   spdlog::register_logger(events);
   gpr_set_log_function(&FromGrpc);
+  google::protobuf::SetLogHandler(&FromProtobuf);
 }
 
 void LogEvent(std::string_view name, const Json& fields) { Log(spdlog::level::info, name, fields); }

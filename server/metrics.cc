@@ -183,7 +183,8 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Open(const std
   std::unique_ptr<MetricsEndpoint> endpoint(new MetricsEndpoint());
   endpoint->collectable_ = metrics.collectable();
   try {
-    endpoint->exposer_ = std::make_unique<prometheus::Exposer>(address, 2);
+    endpoint->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", address, "num_threads", "16", "request_timeout_ms", "3000"});
     endpoint->exposer_->RegisterCollectable(endpoint->collectable_, "/metrics");
     const std::vector<int> ports = endpoint->exposer_->GetListeningPorts();
     if (ports.empty()) throw std::runtime_error("no port was opened");

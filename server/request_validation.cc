@@ -253,6 +253,13 @@ class Preparation {
   }
 
   void Encode(const std::string& text, bool parse_special) {
+    const int64_t least = model_.tokenizer->LeastTokens(text);
+    if (least > model_.description->max_context_tokens) {
+      violations_.Add(prompt_field_, absl::StrCat("has ", text.size(), " bytes, at least ", least,
+                                                  " tokens; the context holds ",
+                                                  model_.description->max_context_tokens));
+      return;
+    }
     auto ids = model_.tokenizer->Encode(text, parse_special);
     if (ids.ok()) {
       out_.engine.prompt = *std::move(ids);

@@ -58,6 +58,11 @@ class ByteLevelTokenizer : public Tokenizer {
       added_bytes_[token.id - parts_->bpe.size()] =
           BytesOfToken(token.content).value_or(token.content);
     }
+    for (int id = 0; id < parts_->bpe.size(); ++id) CountBytes(parts_->bpe.TokenBytes(id).size());
+    for (const AddedToken& token : parts_->added.all()) {
+      CountBytes(token.content.size());
+      strips_ |= token.lstrip || token.rstrip;
+    }
   }
 
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
@@ -114,7 +119,19 @@ class ByteLevelTokenizer : public Tokenizer {
   std::string eos_token() const override { return parts_->eos_token; }
   int size() const override { return size_; }
 
+  int64_t LeastTokens(std::string_view text) const override {
+    if (strips_) return 0;  // a token may take any amount of blank space with it
+    // NFC leaves ASCII alone and shortens other text to a third at most.
+    const bool ascii = std::all_of(text.begin(), text.end(),
+                                   [](char c) { return static_cast<signed char>(c) >= 0; });
+    return static_cast<int64_t>(text.size()) / (max_token_bytes_ * (ascii ? 1 : 3));
+  }
+
  private:
+  void CountBytes(size_t bytes) {
+    max_token_bytes_ = std::max(max_token_bytes_, static_cast<int64_t>(bytes));
+  }
+
   struct Encoding {
     std::vector<int32_t> ids;
     Bpe::Scratch scratch;
@@ -148,6 +165,8 @@ class ByteLevelTokenizer : public Tokenizer {
   const AddedTokenMatcher match_raw_;
   const AddedTokenMatcher match_normalized_;
   int size_;
+  int64_t max_token_bytes_ = 1;
+  bool strips_ = false;
   std::vector<bool> special_;             // [size]
   std::vector<std::string> added_bytes_;  // of the ids behind the byte-pair vocabulary
 };

@@ -41,6 +41,9 @@ class Tokenizer {
   virtual std::string bos_token() const = 0;                // text, empty when unset
   virtual std::string eos_token() const = 0;
   virtual int size() const = 0;  // highest id + 1
+  // Encode gives no fewer ids for this text, which is known from its length alone: so that a text
+  // far too long for a context is refused without being encoded.
+  virtual int64_t LeastTokens(std::string_view text) const = 0;
 };
 
 }  // namespace qwend

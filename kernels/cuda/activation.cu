@@ -13,6 +13,7 @@ __device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1
 template <typename A, typename Function>
 __global__ void ElementwiseKernel(View<A> out, View<const A> a, View<const A> b, int cols,
                                   Function f) {
+  WaitForPrevious();
   const int col = blockIdx.x * blockDim.x + threadIdx.x;
   if (col >= cols) return;
   const int row = blockIdx.y;
@@ -40,6 +41,7 @@ void Elementwise(const char* name, const TensorView& out, const TensorView& a, c
 // Block (head, row): x *= sigmoid(gate), in place. Bytes: x read and written, gate read.
 template <typename A>
 __global__ void OutputGateKernel(View<A> x, View<const A> gate, int head_dim) {
+  WaitForPrevious();
   const int head = blockIdx.x, row = blockIdx.y;
   for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
     A& v = x.At(row, head)[i];
@@ -52,6 +54,7 @@ template <typename A>
 __global__ void DeltaGatesKernel(View<float> beta, View<float> log_decay, View<const A> a,
                                  View<const A> b, Vector a_log, Vector dt_bias, int heads,
                                  int rows) {
+  WaitForPrevious();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= rows * heads) return;
   const int row = i / heads, head = i % heads;

@@ -6,11 +6,11 @@ namespace qwend::cuda {
 namespace {
 
 constexpr int kDotWarps = 8;
-constexpr int kDotBlocks = 16;  // blocks along the positions of one (row, key-value head)
+constexpr int kDotBlocks = 64;  // blocks along the positions of one (row, key-value head)
 constexpr int kMaxGroup = 16;   // query heads that share a key-value head
 constexpr int kPvColumns = 32;  // head_dim columns of one block
 constexpr int kPvLanes = kPvColumns / 2;
-constexpr int kPvGroups = 16;  // positions in flight: groups of kPvLanes threads
+constexpr int kPvGroups = 64;  // positions in flight: groups of kPvLanes threads
 
 // Block (position slice, key-value head, row): one warp per position, all query heads of the group
 // at once, so that a key is read once. Loops to the row's real length. Bytes: KH * length * D * 2.
@@ -19,6 +19,7 @@ template <int D, typename A, typename P>
 __global__ void __launch_bounds__(kDotWarps* kWarp)
     QkDotKernel(View<float> scores, View<const A> q, const P* k_pages, const int* lengths,
                 BlockTable table, int group, int kv_heads, float scale) {
+  WaitForPrevious();
   constexpr int kPerLane = D < kWarp ? 1 : D / kWarp;
   const int lane = threadIdx.x % kWarp, kv_head = blockIdx.y, row = blockIdx.z;
   const bool active = lane * kPerLane < D;
@@ -56,6 +57,7 @@ __global__ void __launch_bounds__(kDotWarps* kWarp)
 // Block (head, row): maximum, exponentials and their sum, division; three passes over length scores
 // in L1/L2.
 __global__ void SoftmaxMaskKernel(View<float> scores, const int* lengths) {
+  WaitForPrevious();
   __shared__ float scratch[kWarp];
   float* s = scores.At(blockIdx.y, blockIdx.x);
   const int length = lengths[blockIdx.y];
@@ -78,6 +80,7 @@ template <typename A, typename P>
 __global__ void __launch_bounds__(kPvLanes* kPvGroups)
     PvDotKernel(View<A> out, View<const float> probs, const P* v_pages, const int* lengths,
                 BlockTable table, int group, int kv_heads, int head_dim) {
+  WaitForPrevious();
   __shared__ float parts[kPvGroups][kPvColumns];
   const int head = blockIdx.y, row = blockIdx.z, kv_head = head / group;
   const int lane = threadIdx.x % kPvLanes, position_group = threadIdx.x / kPvLanes;

@@ -12,6 +12,7 @@ constexpr int kReadUnroll = 4;
 // Every block reads its share with kReadUnroll 16-byte loads in flight a thread; the sum keeps the
 // loads alive.
 __global__ void ReadKernel(const uint4* data, int64_t count, uint32_t* sink) {
+  WaitForPrevious();
   uint32_t sum = 0;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;

@@ -22,6 +22,7 @@ template <typename A, typename S>
 __global__ void CausalConvKernel(View<A> out, View<const A> x, Vector weight, const S* state,
                                  const int* state_slot, const int* query_start,
                                  const int* row_sequence, int channels, int width) {
+  WaitForPrevious();
   const int channel = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
   if (channel >= channels) return;
   const int sequence = row_sequence[row], first = query_start[sequence], tails = width - 1;
@@ -39,6 +40,7 @@ __global__ void CausalConvKernel(View<A> out, View<const A> x, Vector weight, co
 template <typename A, typename S>
 __global__ void ConvStateKernel(View<const A> x, S* state, const int* state_slot,
                                 const int* query_start, int channels, int width) {
+  WaitForPrevious();
   const int channel = blockIdx.x * blockDim.x + threadIdx.x, sequence = blockIdx.y;
   if (channel >= channels) return;
   const int first = query_start[sequence], count = query_start[sequence + 1] - first,
@@ -56,6 +58,7 @@ __global__ void ConvStateKernel(View<const A> x, S* state, const int* state_slot
 template <typename A, typename S>
 __global__ void ConvDecodeKernel(View<A> out, View<const A> x, Vector weight, S* state,
                                  const int* state_slot, int channels, int width) {
+  WaitForPrevious();
   const int channel = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y, tails = width - 1;
   if (channel >= channels) return;
   S* tail = state + static_cast<int64_t>(state_slot[row]) * tails * channels + channel;

@@ -117,7 +117,8 @@ class CudaBackend : public Backend {
     Check(cudaGetDeviceProperties(&properties_, device), "reading the device's properties");
     stream_ = MakeStream();
     workspace_ = Allocate(kWorkspaceBytes);
-    ctx_ = {stream_.get(), properties_.multiProcessorCount, workspace_.data()};
+    ctx_ = {stream_.get(), properties_.multiProcessorCount, properties_.major >= 9,
+            workspace_.data()};
     PrepareAttentionKernels();
   }
 

@@ -16,6 +16,8 @@ namespace qwend::cuda {
 struct LaunchContext {
   cudaStream_t stream = nullptr;
   int sm_count = 0;
+  bool overlap =
+      false;  // the device knows programmatic dependent launch (compute capability 9.0 on)
   void* workspace = nullptr;  // kWorkspaceBytes of device memory
 };
 

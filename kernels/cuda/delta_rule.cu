@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kDeltaWarps* kWarp)
                          View<const float> beta, View<const float> log_decay, float* state,
                          const int* state_slot, const int* query_start, int value_dim,
                          int heads_per_key, float scale, float l2_eps) {
+  WaitForPrevious();
   constexpr int kRows = DK / kKeyGroups;
   __shared__ float keys[DK], queries[DK], norms[4];
 

@@ -8,6 +8,7 @@ namespace {
 template <typename W, typename A>
 __global__ void EmbeddingLookupKernel(View<A> out, View<const W> table, const int* token_ids,
                                       int hidden) {
+  WaitForPrevious();
   const int row = blockIdx.x;
   const W* from = table.At(token_ids[row]);
   A* to = out.At(row);

@@ -82,6 +82,7 @@ template <typename A, typename O>
 __global__ void __launch_bounds__(kGemmThreads)
     GemmKernel(View<O> out, View<const A> x, const bf16* weight, Vector bias, int rows, int n,
                int k) {
+  WaitForPrevious();
   __shared__ __align__(16) GemmStage stages[2];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int n0 = blockIdx.x * kGemmN, m0 = blockIdx.y * kGemmM;

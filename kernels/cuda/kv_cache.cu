@@ -7,6 +7,7 @@ namespace {
 __global__ void CacheMaskKernel(int* slots, int* lengths, const int* positions,
                                 const int* row_sequence, const int* block_table,
                                 int64_t table_stride, int rows) {
+  WaitForPrevious();
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows) return;
   const int position = positions[row];
@@ -20,6 +21,7 @@ __global__ void CacheMaskKernel(int* slots, int* lengths, const int* positions,
 template <typename A, typename P>
 __global__ void KvCacheUpdateKernel(View<const A> k, View<const A> v, P* k_pages, P* v_pages,
                                     const int* slots, int kv_heads, int head_dim) {
+  WaitForPrevious();
   const int row = blockIdx.x, head = blockIdx.y;
   const int page = slots[row] / kPageTokens, offset = slots[row] % kPageTokens;
   const int64_t to =

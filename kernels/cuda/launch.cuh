@@ -103,12 +103,33 @@ void DispatchSize(int64_t size, const char* what, Body&& body) {
   Require(found, what, ": size ", size, " is not one of those the CUDA backend is built for");
 }
 
+// First in every kernel, before anything is read that an earlier kernel writes or written that one
+// reads: the launch below lets a kernel's blocks take their places while the one before still runs.
+__device__ __forceinline__ void WaitForPrevious() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// Launches with programmatic dependent launch: inside a capture too, where the edge between two
+// kernels then is one.
 template <typename... Params, typename... Args>
 void Launch(const LaunchContext& ctx, void (*kernel)(Params...), dim3 grid, dim3 block,
             size_t shared_bytes, Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  kernel<<<grid, block, shared_bytes, ctx.stream>>>(std::forward<Args>(args)...);
-  Check(cudaGetLastError(), "launching a kernel");
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = ctx.stream;
+  config.attrs = &overlap;
+  config.numAttrs = ctx.overlap ? 1 : 0;
+  Check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...),
+        "launching a kernel");
 }
 
 // 16 bytes that are read once: not kept in L1.

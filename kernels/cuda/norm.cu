@@ -3,7 +3,7 @@
 namespace qwend::cuda {
 namespace {
 
-constexpr int kNormThreads = 256;
+constexpr int kNormThreads = 512;
 
 // The sum of squares of columns [begin, end) by the whole block; every thread gets it.
 template <typename A>
@@ -29,6 +29,7 @@ __device__ void ScaleRow(A* out, const A* x, int begin, int end, float inverse_r
 template <typename A>
 __global__ void RmsNormKernel(View<A> out, View<const A> x, Vector weight, int hidden, float eps,
                               float offset) {
+  WaitForPrevious();
   __shared__ float scratch[kWarp];
   const A* row = x.At(blockIdx.x);
   const float sum = SumOfSquares(row, 0, hidden, scratch);
@@ -38,6 +39,7 @@ __global__ void RmsNormKernel(View<A> out, View<const A> x, Vector weight, int h
 // Block (part, row): this part's sum of squares.
 template <typename A>
 __global__ void RmsNormPartialKernel(float* partial_sums, View<const A> x, int hidden) {
+  WaitForPrevious();
   __shared__ float scratch[kWarp];
   const int splits = gridDim.x, part = blockIdx.x, width = CeilDiv(hidden, splits);
   const int begin = min(part * width, hidden), end = min(begin + width, hidden);
@@ -49,6 +51,7 @@ __global__ void RmsNormPartialKernel(float* partial_sums, View<const A> x, int h
 template <typename A>
 __global__ void RmsNormScaleKernel(View<A> out, View<const A> x, Vector weight,
                                    const float* partial_sums, int hidden, float eps, float offset) {
+  WaitForPrevious();
   const int splits = gridDim.x, part = blockIdx.x, width = CeilDiv(hidden, splits);
   const int begin = min(part * width, hidden), end = min(begin + width, hidden);
   float sum = 0.0f;
@@ -63,6 +66,7 @@ template <typename A>
 __global__ void RmsNormResidualFusedKernel(View<A> out, View<A> sum, View<const A> a,
                                            View<const A> b, Vector weight, int hidden, float eps,
                                            float offset) {
+  WaitForPrevious();
   __shared__ float scratch[kWarp];
   A* total = sum.At(blockIdx.x);
   float squares = 0.0f;
@@ -79,6 +83,7 @@ __global__ void RmsNormResidualFusedKernel(View<A> out, View<A> sum, View<const 
 template <typename A>
 __global__ void QkNormKernel(View<A> q, int heads, Vector q_weight, View<A> k, int kv_heads,
                              Vector k_weight, int head_dim, float eps, float offset) {
+  WaitForPrevious();
   const int head = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp,
             lane = threadIdx.x % kWarp;
   if (head >= heads + kv_heads) return;
@@ -97,6 +102,7 @@ __global__ void QkNormKernel(View<A> q, int heads, Vector q_weight, View<A> k, i
 template <typename A>
 __global__ void GatedRmsNormKernel(View<A> out, View<const A> x, View<const A> z, Vector weight,
                                    int heads, int head_dim, float eps) {
+  WaitForPrevious();
   const int head = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp,
             lane = threadIdx.x % kWarp;
   if (head >= heads) return;

@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kFlashWarps* kWarp)
     PrefillAttentionKernel(View<A> out, View<const A> q, const P* k_pages, const P* v_pages,
                            const int* lengths, BlockTable table, const int* query_start, int group,
                            int kv_heads, float scale) {
+  WaitForPrevious();
   constexpr int kPerLane = D < kWarp ? 1 : D / kWarp;
   extern __shared__ __align__(16) unsigned char raw[];
   FlashShared<D>& sh = *reinterpret_cast<FlashShared<D>*>(raw);

@@ -8,6 +8,7 @@ namespace {
 template <typename A>
 __global__ void RopeEmbedKernel(View<A> q, int heads, View<A> k, int kv_heads, const float* cos,
                                 const float* sin, const int* positions, int half) {
+  WaitForPrevious();
   const int row = blockIdx.x;
   const int64_t angle = static_cast<int64_t>(positions[row]) * half;
   for (int i = threadIdx.x; i < (heads + kv_heads) * half; i += blockDim.x) {

@@ -61,6 +61,7 @@ template <typename L>
 __global__ void __launch_bounds__(kSampleThreads)
     ArgmaxShareKernel(RowShare* shares, View<const L> logits, const SamplingRow* rows, int vocab,
                       int limit) {
+  WaitForPrevious();
   __shared__ Best scratch[kWarp];
   const SamplingRow& row = rows[blockIdx.y];
   const L* x = logits.At(blockIdx.y);
@@ -138,6 +139,7 @@ template <typename L>
 __global__ void __launch_bounds__(kSampleThreads)
     SampleKernel(int* tokens, const RowShare* shares, int num_shares, View<const L> logits,
                  const SamplingRow* rows, int limit) {
+  WaitForPrevious();
   __shared__ Best best_scratch[kWarp];
   __shared__ float scratch[kWarp];
   __shared__ float prefix[kSampleThreads];

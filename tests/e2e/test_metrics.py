@@ -1,6 +1,8 @@
 """/metrics: every name of SERVICE.md section 4, and sums that agree with what callers saw."""
+import contextlib
 import os
 import re
+import socket
 import unittest
 import urllib.error
 import urllib.request
@@ -29,6 +31,15 @@ def names(samples):
 
 
 class MetricsTest(unittest.TestCase):
+    def test_idle_connections_do_not_block_scrapes(self):
+        with harness.Server() as server, contextlib.ExitStack() as stack:
+            host, port = server.metrics_address.rsplit(":", 1)
+            for i in range(6):
+                idle = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+                if i % 2:
+                    idle.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n")
+            self.assertEqual(set(ALWAYS) - names(server.metrics()), set())
+
     def test_names_sums_and_idle_gauges(self):
         with harness.Server("--max_sequences=2", "--max_queued=1", "--profile_every=4") as server, \
                 server.api() as api:

@@ -84,6 +84,18 @@ class StartupTest(unittest.TestCase):
                 with self.subTest(size=size):
                     self.fails(1, "model.safetensors", model=model)
 
+    def test_weights_that_give_nan(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = copy_demo(folder, without=["model.safetensors"])
+            with open(os.path.join(harness.DEMO, "model.safetensors"), "rb") as f:
+                data = bytearray(f.read())
+            length = int.from_bytes(data[:8], "little")
+            begin, _ = json.loads(data[8:8 + length])["model.norm.weight"]["data_offsets"]
+            data[8 + length + begin:8 + length + begin + 2] = b"\xc0\x7f"
+            with open(os.path.join(model, "model.safetensors"), "wb") as f:
+                f.write(data)
+            self.fails(1, "NaN", model=model)
+
     def test_unknown_architecture_and_broken_config(self):
         with tempfile.TemporaryDirectory() as folder:
             model = copy_demo(folder)

@@ -19,6 +19,9 @@ void ExpectReferences(const std::filesystem::path& dir, const std::filesystem::p
     const auto encoded = (*tokenizer)->Encode(text, /*parse_special=*/true);
     ASSERT_TRUE(encoded.ok()) << encoded.status() << " for " << entry.at("text");
     EXPECT_EQ(*encoded, ids) << entry.at("text");
+    EXPECT_LE((*tokenizer)->LeastTokens(entry.at("text").get<std::string>()),
+              static_cast<int64_t>(ids.size()))
+        << entry.at("text");
     EXPECT_EQ((*tokenizer)->Decode(ids, /*skip_special_tokens=*/false), entry.at("decoded"))
         << entry.at("text");
   }

@@ -54,6 +54,9 @@ class FakeTokenizer : public Tokenizer {
     }
     return text;
   }
+  int64_t LeastTokens(std::string_view text) const override {
+    return static_cast<int64_t>(text.size()) / 5;
+  }
   std::string_view TokenBytes(int32_t id) const override {
     return id >= 0 && id < size() ? std::string_view(bytes_[id]) : std::string_view();
   }

@@ -103,6 +103,10 @@ class GenerateCallTest : public ::testing::Test {
     EXPECT_TRUE(call.ok()) << call.status();
     return *call;
   }
+  FakeWriter& NewWriter(bool streams = true) {
+    writers_.push_back(std::make_unique<FakeWriter>(streams));
+    return *writers_.back();
+  }
   // Waits for what has been scheduled so far, on all threads.
   void Settle() {
     engine_.Emit("nobody", {});
@@ -114,15 +118,17 @@ class GenerateCallTest : public ::testing::Test {
     return std::stod(text.substr(text.find(name) + name.size()));
   }
 
+  // Destroyed last to first: the engine closes its calls, the context's threads deliver that, and
+  // the writers hear of it.
+  std::vector<std::unique_ptr<FakeWriter>> writers_;
   ServerOptions options_;
-  std::unique_ptr<ServiceContext>
-      context_;  // outlives the engine, which closes its calls at its end
+  std::unique_ptr<ServiceContext> context_;
   FakeEngine engine_;
   v1::Stopping stopping_;
 };
 
 TEST_F(GenerateCallTest, NothingIsWrittenBeforeTheFirstToken) {
-  FakeWriter writer;
+  FakeWriter& writer = NewWriter();
   auto call = Start(&writer);
   Settle();
   engine_.Admit("r");
@@ -136,7 +142,7 @@ TEST_F(GenerateCallTest, NothingIsWrittenBeforeTheFirstToken) {
 }
 
 TEST_F(GenerateCallTest, TokensGatherWhileAWriteIsPending) {
-  FakeWriter writer;
+  FakeWriter& writer = NewWriter();
   auto call = Start(&writer);
   engine_.Admit("r");
   engine_.Emit("r", Ids("a"));
@@ -163,7 +169,7 @@ TEST_F(GenerateCallTest, TokensGatherWhileAWriteIsPending) {
 }
 
 TEST_F(GenerateCallTest, SlowReaderIsEndedAndTheEngineNeverWaits) {
-  FakeWriter writer;
+  FakeWriter& writer = NewWriter();
   auto call = Start(&writer);
   engine_.Admit("r");
   engine_.Emit("r", Ids("a"));
@@ -184,7 +190,7 @@ TEST_F(GenerateCallTest, SlowReaderIsEndedAndTheEngineNeverWaits) {
 }
 
 TEST_F(GenerateCallTest, ReaderThatKeepsUpMayTakeAnyNumber) {
-  FakeWriter writer;
+  FakeWriter& writer = NewWriter();
   auto call = Start(&writer);
   engine_.Admit("r");
   for (size_t i = 0; i < 20; ++i) {
@@ -202,7 +208,7 @@ TEST_F(GenerateCallTest, ReaderThatKeepsUpMayTakeAnyNumber) {
 }
 
 TEST_F(GenerateCallTest, UnaryGathersEverything) {
-  FakeWriter writer(/*streams=*/false);
+  FakeWriter& writer = NewWriter(/*streams=*/false);
   auto call = Start(&writer);
   engine_.Admit("r");
   engine_.Emit("r", Ids("more than eight tokens"));
@@ -218,7 +224,7 @@ TEST_F(GenerateCallTest, CancelInEveryStateEndsOnceAndFreesTheSequence) {
   enum State { kQueued, kAdmitted, kWriting, kIdleStream, kClosing };
   int cancelled = 0;
   for (const State state : {kQueued, kAdmitted, kWriting, kIdleStream, kClosing}) {
-    FakeWriter writer;
+    FakeWriter& writer = NewWriter();
     auto call = Start(&writer);
     if (state >= kAdmitted) engine_.Admit("r");
     if (state >= kWriting) {
@@ -249,7 +255,7 @@ TEST_F(GenerateCallTest, CancelInEveryStateEndsOnceAndFreesTheSequence) {
 
 TEST_F(GenerateCallTest, StopStringEndsTheEngineAndIgnoresWhatFollows) {
   stopping_.add_stop_strings("stop");
-  FakeWriter writer;
+  FakeWriter& writer = NewWriter();
   auto call = Start(&writer);
   engine_.Admit("r");
   engine_.Block(true);
@@ -275,7 +281,7 @@ TEST_F(GenerateCallTest, ErrorsComeWithoutFinishMessage) {
       {CloseReason::kDeadline, absl::StatusCode::kDeadlineExceeded},
       {CloseReason::kCancelled, absl::StatusCode::kCancelled}};
   for (const auto& [reason, code] : cases) {
-    FakeWriter writer;
+    FakeWriter& writer = NewWriter();
     auto call = Start(&writer);
     engine_.Admit("r");
     engine_.Close("r", reason);
@@ -289,11 +295,11 @@ TEST_F(GenerateCallTest, ErrorsComeWithoutFinishMessage) {
 }
 
 TEST_F(GenerateCallTest, LateCancelDoesNotEndALaterRequestOfTheSameName) {
-  FakeWriter first;
+  FakeWriter& first = NewWriter();
   auto old_call = Start(&first);
   engine_.Close("r", CloseReason::kLength);
   ASSERT_TRUE(first.WaitForEnd());
-  FakeWriter second;
+  FakeWriter& second = NewWriter();
   auto new_call = Start(&second);
   old_call->OnCancel();
   Settle();
@@ -304,7 +310,7 @@ TEST_F(GenerateCallTest, LateCancelDoesNotEndALaterRequestOfTheSameName) {
 }
 
 TEST_F(GenerateCallTest, RefusedRequestsCountAsRejectedOnly) {
-  FakeWriter writer;
+  FakeWriter& writer = NewWriter();
   v1::GenerateRequest request;
   EXPECT_FALSE(GenerateCall::Start(context_.get(), request, {}, &writer).ok());
   request.set_text("a");

@@ -173,6 +173,7 @@ TEST_F(Validation, LengthsAgainstTheContext) {
   EXPECT_TRUE(Prepare("text: '123456789'").ok());
   EXPECT_THAT(FieldsOf("text: '1234567890'"), ElementsAre("text"));
   EXPECT_THAT(FieldsOf("text: '12345678901234'"), ElementsAre("text"));
+  EXPECT_THAT(FieldsOf("text: '" + std::string(1000, '1') + "'"), ElementsAre("text"));
   EXPECT_THAT(FieldsOf("text: '1234' stopping { min_tokens: 7 }"),
               ElementsAre("stopping.min_tokens"));
   EXPECT_THAT(FieldsOf("text: '1234' stopping { min_tokens: 3 max_tokens: 2 }"),
