@@ -22,6 +22,8 @@
 namespace qwend {
 namespace {
 
+constexpr int kReplayRound = 100;  // steps from one prompt before it is prefilled again
+
 [[noreturn]] void Die(const std::string& message) {
   std::fprintf(stderr, "model_probe: %s\n", message.c_str());
   std::exit(1);
@@ -119,13 +121,12 @@ void Greedy(Probe& probe, const std::vector<int32_t>& ids, int count) {
 // The recurrent state moves on with every step, so each round starts again from the prompt; within
 // a round the steps must repeat the first round's bits.
 void Replay(Probe& probe, const std::vector<int32_t>& ids, int count) {
-  constexpr int kSteps = 100;
   const int64_t allocations = probe.backend->AllocationCount();
   const int64_t free_before = probe.backend->Info().free_bytes;
   std::vector<std::vector<float>> first;
   for (int done = 0, round = 0; done < count; ++round) {
     int32_t token = probe.PrefillAll(ids);
-    for (int step = 0; step < kSteps; ++step, ++done) {
+    for (int step = 0; step < kReplayRound; ++step, ++done) {
       token = probe.DecodeOne(token, static_cast<int>(ids.size()) + step);
       if (step % 25 != 24) continue;
       std::vector<float> logits = probe.runner->LastDecodeLogits(1);
@@ -152,8 +153,8 @@ int Main(int argc, char** argv) {
   const std::string mode = argv[1], last = argv[6];
   const std::vector<int32_t> ids = ReadIds(argv[5]);
   const int count = mode == "logits" ? 0 : std::atoi(last.c_str());
-  const int context =
-      (static_cast<int>(ids.size()) + std::min(count, 4096) + 128) / kPageTokens * kPageTokens;
+  const int steps = mode == "greedy" ? count : mode == "replay" ? kReplayRound : 0;
+  const int context = static_cast<int>(ids.size()) + steps + 1;
   Probe probe(argv[2], argv[3], argv[4], context);
   if (mode == "logits") {
     Logits(probe, ids, last);

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Gathers in .gpu/ (ignored by git) what a GPU machine without the build dependencies needs: the binaries of a build
 # folder, stripped, and every shared library they use that is not part of glibc or the compiler's run time.
-#   tests/gpu/pack.sh [BUILD_FOLDER]
+#   tests/gpu/pack.sh [BUILD_FOLDER]      and there: tar xzf .gpu/pack.tgz; tests/gpu/run.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=${1:-build}
@@ -12,4 +12,5 @@ for name in qwend qwend-client qwend-bench model_probe cuda_ops_test; do
   ldd "$build/bin/$name" | awk '$3 ~ /^\// {print $3}'
 done | sort -u | grep -Ev '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libresolv)\.so' |
   while read -r library; do cp -uL "$library" .gpu/lib/; done
-du -sh .gpu | sed 's/^/pack.sh: /'
+tar -czf .gpu/pack.tgz .gpu/bin .gpu/lib
+du -h .gpu/pack.tgz | sed 's/^/pack.sh: /'
