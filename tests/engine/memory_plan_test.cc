@@ -86,7 +86,8 @@ TEST(MemoryPlan, PublishedSizesAddUp) {
 TEST(MemoryPlan, TheExplicitPlanHasRoomForScores) {
   absl::StatusOr<ModelSpec> spec = SyntheticSpec("article-0.8b");
   const PaperBackend backend(140 * kGiB, 139 * kGiB);
-  MemoryLimits limits{.max_sequences = 4, .max_context_tokens = 1000};
+  MemoryLimits limits{
+      .max_sequences = 4, .max_context_tokens = 1000, .decode_plan = DecodePlan::kFused};
   absl::StatusOr<MemoryPlan> fused = PlanMemory(*spec, backend, limits);
   limits.decode_plan = DecodePlan::kExplicit;
   absl::StatusOr<MemoryPlan> explicit_plan = PlanMemory(*spec, backend, limits);
