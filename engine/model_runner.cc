@@ -95,8 +95,9 @@ class ModelRunnerImpl final : public ModelRunner {
     int32_t token = 0;
     if (chunk.sample) {
       backend_.CopyToHost(&token, workspace_.tokens.data, sizeof(token));
+    } else {
+      backend_.Synchronize();
     }
-    backend_.Synchronize();
     return token;
   }
 
@@ -119,7 +120,6 @@ class ModelRunnerImpl final : public ModelRunner {
     tokens_.resize(rows.size());
     backend_.CopyToHost(tokens_.data(), workspace_.tokens.data,
                         static_cast<int64_t>(rows.size() * sizeof(int32_t)));
-    backend_.Synchronize();
     return tokens_;
   }
 
@@ -293,10 +293,8 @@ class ModelRunnerImpl final : public ModelRunner {
   }
 
   void CopyLogits(int rows, float* to) {
-    backend_.Synchronize();
     backend_.CopyToHost(to, workspace_.logits.data,
                         int64_t{rows} * spec_.vocab_size * int64_t{sizeof(float)});
-    backend_.Synchronize();
   }
 
   Backend& backend_;

@@ -17,10 +17,14 @@ namespace qwend {
 // Hands out aligned pieces from `base` on; with a null base it only counts.
 class MemoryCursor {
  public:
+  static constexpr int64_t kAlignment = 256;
+  static int64_t Padded(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
   explicit MemoryCursor(void* base = nullptr) : base_(static_cast<char*>(base)) {}
   void* Take(int64_t bytes) {
     char* p = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += Arena::Padded(bytes);
+    used_ += Padded(bytes);
     return p;
   }
   TensorView Tensor(DType dtype, std::initializer_list<int64_t> shape) {

@@ -47,39 +47,6 @@ class Buffer {
   void (*release_)(void*, int64_t) = nullptr;
 };
 
-// Hands out aligned pieces of a Buffer in order. Throws std::length_error when it is used up.
-class Arena {
- public:
-  static constexpr int64_t kAlignment = 256;
-  Arena() = default;
-  explicit Arena(Buffer buffer) : buffer_(std::move(buffer)) {}
-  static int64_t Padded(int64_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  void* Take(int64_t bytes) {
-    const int64_t padded = Padded(bytes);
-    if (used_ + padded > buffer_.bytes()) {
-      throw std::length_error("arena of " + std::to_string(buffer_.bytes()) +
-                              " bytes cannot give " + std::to_string(bytes) + " more after " +
-                              std::to_string(used_));
-    }
-    void* p = static_cast<char*>(buffer_.data()) + used_;
-    used_ += padded;
-    return p;
-  }
-  TensorView Tensor(DType dtype, std::initializer_list<int64_t> shape) {
-    TensorView v = TensorView::Of(nullptr, dtype, shape);
-    v.data = Take(v.bytes());
-    return v;
-  }
-  int64_t used() const { return used_; }
-  int64_t bytes() const { return buffer_.bytes(); }
-
- private:
-  Buffer buffer_;
-  int64_t used_ = 0;
-};
-
 struct BackendInfo {
   std::string name;         // cpu | cuda
   std::string device_name;  // as the machine reports it
@@ -109,7 +76,9 @@ class Backend {
 
   // Zero-filled memory. Throws DeviceError when there is not enough.
   virtual Buffer Allocate(int64_t bytes) = 0;
+  // In order with Run. The source may be reused at once.
   virtual void CopyToDevice(void* to, const void* from_host, int64_t bytes) = 0;
+  // Waits for everything queued before it, and returns when the bytes are there.
   virtual void CopyToHost(void* to_host, const void* from, int64_t bytes) = 0;
   virtual void Zero(void* at, int64_t bytes) = 0;
 

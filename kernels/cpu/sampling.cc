@@ -7,8 +7,8 @@
 
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/philox.h"
 #include "kernels/cpu/simd_targets.h"
+#include "kernels/philox.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/sampling.cc"

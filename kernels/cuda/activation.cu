@@ -1,9 +1,7 @@
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/math.cuh"
 
 namespace qwend::cuda {
 namespace {
-
-__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // log(1 + exp(x)), linear above 20 as in torch.
 __device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
@@ -24,7 +22,7 @@ struct Add {
   __device__ float operator()(float a, float b) const { return a + b; }
 };
 struct SiluTimes {
-  __device__ float operator()(float gate, float up) const { return gate * Sigmoid(gate) * up; }
+  __device__ float operator()(float gate, float up) const { return Silu(gate) * up; }
 };
 
 template <typename Function>

@@ -1,11 +1,9 @@
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/math.cuh"
 
 namespace qwend::cuda {
 namespace {
 
 constexpr int kMaxConvWidth = 8;
-
-__device__ __forceinline__ float Silu(float x) { return x / (1.0f + expf(-x)); }
 
 // Column `t` of a sequence's input, t counted from its first row in this step; below zero the
 // carried tail.

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kDeltaWarps* kWarp)
                          int heads_per_key, float scale, float l2_eps) {
   WaitForPrevious();
   constexpr int kRows = DK / kKeyGroups;
-  __shared__ float keys[DK], queries[DK], norms[4];
+  __shared__ float keys[DK], queries[DK], norms[kDeltaWarps];
 
   const int head = blockIdx.y, sequence = blockIdx.z, key_head = head / heads_per_key;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;

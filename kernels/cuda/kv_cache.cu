@@ -36,10 +36,10 @@ __global__ void KvCacheUpdateKernel(View<const A> k, View<const A> v, P* k_pages
 
 void Run(const ops::CacheMask& op, const LaunchContext& ctx) {
   const int rows = static_cast<int>(op.slots.rows());
-  const ops::CacheMask& m = op;
-  Launch(ctx, CacheMaskKernel, dim3(CeilDiv(rows, 128)), dim3(128), 0, m.slots.As<int>(),
-         m.lengths.As<int>(), m.sequences.positions.As<int>(), m.sequences.row_sequence.As<int>(),
-         m.sequences.block_table.As<int>(), m.sequences.block_table.strides[0], rows);
+  Launch(ctx, CacheMaskKernel, dim3(CeilDiv(rows, 128)), dim3(128), 0, op.slots.As<int>(),
+         op.lengths.As<int>(), op.sequences.positions.As<int>(),
+         op.sequences.row_sequence.As<int>(), op.sequences.block_table.As<int>(),
+         op.sequences.block_table.strides[0], rows);
 }
 
 void Run(const ops::KvCacheUpdate& op, const LaunchContext& ctx) {

@@ -1,3 +1,4 @@
+#include "kernels/cuda/math.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace qwend::cuda {
@@ -113,8 +114,7 @@ __global__ void GatedRmsNormKernel(View<A> out, View<const A> x, View<const A> z
   for (int i = lane; i < head_dim; i += kWarp) sum = fmaf(ToFloat(from[i]), ToFloat(from[i]), sum);
   const float inverse_rms = rsqrtf(WarpSum(sum) / head_dim + eps);
   for (int i = lane; i < head_dim; i += kWarp) {
-    const float g = ToFloat(gate[i]);
-    to[i] = FromFloat<A>(ToFloat(from[i]) * inverse_rms * weight[i] * (g / (1.0f + expf(-g))));
+    to[i] = FromFloat<A>(ToFloat(from[i]) * inverse_rms * weight[i] * Silu(ToFloat(gate[i])));
   }
 }
 

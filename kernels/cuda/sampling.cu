@@ -1,7 +1,7 @@
 #include <cfloat>
 
-#include "kernels/cuda/philox.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/philox.h"
 
 namespace qwend::cuda {
 namespace {
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kSampleThreads)
     scratch[0] = total;
   }
   __syncthreads();
-  const float draw = UniformDraw(params.seed, params.position) * scratch[0];
+  const float draw = static_cast<float>(SamplingUniform(params.seed, params.position) * scratch[0]);
   float running = prefix[threadIdx.x];
   if (draw >= running && draw < running + mass) {
     for (int i = begin; i < end; ++i) {

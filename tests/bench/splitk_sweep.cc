@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/loader/weights.h"
+#include "engine/step_buffers.h"
 #include "kernels/backend.h"
 
 namespace qwend::bench {
@@ -48,25 +49,30 @@ std::map<std::pair<int64_t, int64_t>, int> Projections(const ModelSpec& spec) {
 
 class Sweep {
  public:
-  explicit Sweep(Backend& backend) : backend_(backend), info_(backend.Info()) {}
+  explicit Sweep(Backend& backend) : backend_(backend) {}
 
   // Median seconds of one product in `parts` parts.
   double Time(int64_t rows, int64_t cols, int parts) {
-    const int64_t bytes = Arena::Padded(backend_.PackedBytes(DType::kBF16, rows, cols));
+    const int64_t bytes = MemoryCursor::Padded(backend_.PackedBytes(DType::kBF16, rows, cols));
     const auto copies = static_cast<int>(std::max<int64_t>(1, kColdBytes / bytes));
-    Arena arena(backend_.Allocate(bytes * copies + Arena::Padded(rows * 4) +
-                                  Arena::Padded(cols * 4) + Arena::Padded(rows * parts * 4)));
-    const TensorView x = arena.Tensor(info_.activation_type, {1, cols});
-    const TensorView out = arena.Tensor(DType::kF32, {1, rows});
-    const TensorView partials = arena.Tensor(DType::kF32, {parts, 1, rows});
+    const int64_t vectors = (cols + rows + rows * parts) * int64_t{sizeof(float)};
+    const Buffer memory =
+        backend_.Allocate(bytes * copies + vectors + 3 * MemoryCursor::kAlignment);
+    MemoryCursor cursor(memory.data());
+    const TensorView x = cursor.Tensor(DType::kF32, {1, cols});
+    const TensorView out = cursor.Tensor(DType::kF32, {1, rows});
+    const TensorView partials = cursor.Tensor(DType::kF32, {parts, 1, rows});
     std::vector<uint16_t> host(rows * cols);
     std::mt19937 random(1);
     for (uint16_t& bits : host)
       bits = static_cast<uint16_t>(0x3c00 + random() % 0x200 + (random() & 1) * 0x8000);
+    std::vector<float> input(cols);
+    for (float& v : input) v = static_cast<float>(random() % 2001) / 1000.0f - 1.0f;
+    backend_.CopyToDevice(x.data, input.data(), x.bytes());
     std::vector<OpCall> calls;
     for (int c = 0; c < copies; ++c) {
-      const TensorView weight =
-          backend_.Pack(TensorView::Of(host.data(), DType::kBF16, {rows, cols}), arena.Take(bytes));
+      const TensorView weight = backend_.Pack(
+          TensorView::Of(host.data(), DType::kBF16, {rows, cols}), cursor.Take(bytes));
       calls.push_back({ops::Gemv{.out = out,
                                  .x = x,
                                  .weight = weight,
@@ -92,7 +98,6 @@ class Sweep {
 
  private:
   Backend& backend_;
-  const BackendInfo info_;
 };
 
 }  // namespace

@@ -1,15 +1,9 @@
 #include "tests/gpu/twin.h"
 
-#include <bit>
+#include "kernels/bf16.h"
 
 namespace qwend::gpu {
 namespace {
-
-uint16_t ToBf16(float v) {
-  const uint32_t bits = std::bit_cast<uint32_t>(v);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-float FromBf16(uint16_t v) { return std::bit_cast<float>(static_cast<uint32_t>(v) << 16); }
 
 std::vector<char> Encode(const std::vector<float>& values, DType dtype) {
   std::vector<char> bytes(values.size() * SizeOf(dtype));
@@ -17,7 +11,7 @@ std::vector<char> Encode(const std::vector<float>& values, DType dtype) {
     if (dtype == DType::kF32) {
       std::memcpy(bytes.data() + i * 4, &values[i], 4);
     } else if (dtype == DType::kBF16) {
-      const uint16_t v = ToBf16(values[i]);
+      const uint16_t v = FloatToBf16(values[i]);
       std::memcpy(bytes.data() + i * 2, &v, 2);
     } else if (dtype == DType::kF16) {
       const _Float16 v = static_cast<_Float16>(values[i]);
@@ -135,7 +129,7 @@ std::vector<float> Twin::Read(Backend& backend, const TensorView& view) {
     } else if (view.dtype == DType::kBF16) {
       uint16_t v;
       std::memcpy(&v, p, 2);
-      values[i] = FromBf16(v);
+      values[i] = Bf16ToFloat(v);
     } else {
       int32_t v;
       std::memcpy(&v, p, 4);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/philox.h"
+#include "kernels/philox.h"
 #include "tests/support/cpu.h"
 #include "tests/support/reference/reference.h"
 #include "tests/support/tensors.h"
@@ -51,12 +51,12 @@ TestTensor Logits(const std::vector<double>& values) {
 }
 
 TEST(Philox, MatchesThePublishedVectors) {
-  EXPECT_EQ(Philox4x32(0, {0, 0, 0, 0}),
-            (PhiloxWords{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(Philox4x32(~uint64_t{0}, {~0u, ~0u, ~0u, ~0u}),
-            (PhiloxWords{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(Philox4x32(0x299f31d0a4093822u, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}),
-            (PhiloxWords{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  EXPECT_EQ(Philox4x32(0, {{0, 0, 0, 0}}),
+            (PhiloxWords{{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}));
+  EXPECT_EQ(Philox4x32(~uint64_t{0}, {{~0u, ~0u, ~0u, ~0u}}),
+            (PhiloxWords{{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}));
+  EXPECT_EQ(Philox4x32(0x299f31d0a4093822u, {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}),
+            (PhiloxWords{{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}));
 }
 
 TEST(TokenSampler, GreedyTakesTheLargestAndTheLowestIdOnATie) {
