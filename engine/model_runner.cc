@@ -22,6 +22,10 @@ namespace {
 class EveryNth {
  public:
   explicit EveryNth(int every) : every_(every) {}
+  void set(int every) {
+    every_ = every;
+    count_ = 0;
+  }
   bool Next() {
     if (every_ == 0 || ++count_ < every_) return false;
     count_ = 0;
@@ -29,7 +33,7 @@ class EveryNth {
   }
 
  private:
-  const int every_;
+  int every_;
   int count_ = 0;
 };
 
@@ -82,7 +86,7 @@ class ModelRunnerImpl final : public ModelRunner {
     const StepInputs inputs = SetPrefillInputs(chunk);
     const OpList& layers = PrefillLayers(rows);
     OpList head("prefill_");
-    if (chunk.sample) AppendHead(Context(), inputs.sampling, rows - 1, 1, false, head);
+    if (chunk.sample) AppendHead(Context(), inputs.sampling, rows - 1, 1, HeadForm::kPlain, head);
 
     if (timed_prefill_.Next()) {
       const double mean_length = chunk.start_position + (rows + 1) / 2.0;
@@ -137,6 +141,10 @@ class ModelRunnerImpl final : public ModelRunner {
 
   std::vector<int> buckets() const override { return sizes_.buckets; }
   DecodePlan decode_plan() const override { return plan_; }
+  void set_profile_every(int steps) override {
+    timed_decode_.set(steps);
+    timed_prefill_.set(steps);
+  }
 
   std::vector<float> PrefillAllLogits(const PrefillChunk& chunk,
                                       const OpObserver& observer) override {
@@ -155,7 +163,7 @@ class ModelRunnerImpl final : public ModelRunner {
     for (int first = 0; first < rows; first += sizes_.max_bucket) {
       const int count = std::min(sizes_.max_bucket, rows - first);
       OpList head("prefill_");
-      AppendHead(Context(), {}, first, count, false, head);
+      AppendHead(Context(), {}, first, count, HeadForm::kPlain, head);
       run(head);
       CopyLogits(count, logits.data() + int64_t{first} * spec_.vocab_size);
     }
@@ -181,6 +189,7 @@ class ModelRunnerImpl final : public ModelRunner {
             .caches = caches_,
             .activations = activations_,
             .workspace = workspace_,
+            .split_k = sizes_.split_k,
             .vocab_limit = vocab_limit_};
   }
 
@@ -188,8 +197,8 @@ class ModelRunnerImpl final : public ModelRunner {
     const StepInputs inputs = LayOutInputs(sizes_, bucket, bucket, workspace_.inputs);
     DecodeProgram decode;
     AppendLayers(Context(), inputs, StepPhase::kDecode, plan_, decode.list);
-    AppendHead(Context(), inputs.sampling, 0, bucket, FinalNormFused(StepPhase::kDecode, plan_),
-               decode.list);
+    AppendHead(Context(), inputs.sampling, 0, bucket,
+               plan_ == DecodePlan::kFused ? HeadForm::kFused : HeadForm::kPlain, decode.list);
     decode.program = backend_.Compile(decode.list.calls());
     decode_.push_back(std::move(decode));
   }

@@ -39,6 +39,8 @@ class ModelRunner : public StepExecutor {
   virtual std::vector<EngineStats::PerBucket> BucketCounters() const = 0;
   virtual std::vector<int> buckets() const = 0;
   virtual DecodePlan decode_plan() const = 0;  // never kAuto
+  // As RunnerOptions::profile_every; counting starts anew. Engine thread.
+  virtual void set_profile_every(int steps) = 0;
 
   // For tests and tools: the logits (fp32 [rows, vocab]) of every position of the last prefill, or
   // of the last decode. PrefillAllLogits runs like Prefill but keeps all rows; `observer`, when

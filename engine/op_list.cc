@@ -90,6 +90,14 @@ class Printer {
     Name("GatedRmsNorm").Tensor("out", op.out).Tensor("x", op.x).Tensor("z", op.z);
     Tensor("weight", op.weight).Scalar("eps", op.eps);
   }
+  template <FusedOp T>
+  void operator()(const T& op) {
+    const char* separator = "";
+    ForEachPart(op, [&](const auto& part) {
+      absl::StrAppend(&out_, std::exchange(separator, " | "));
+      (*this)(part);
+    });
+  }
   void operator()(const ops::TokenSampler& op) {
     Name("TokenSampler").Tensor("tokens", op.tokens).Tensor("logits", op.logits);
     Scalar("vocab_limit", op.vocab_limit);

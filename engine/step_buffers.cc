@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/models/model_tensors.h"
+
 namespace qwend {
 
 StepSizes::StepSizes(const MemoryPlan& plan, const BackendInfo& info)
@@ -10,10 +12,11 @@ StepSizes::StepSizes(const MemoryPlan& plan, const BackendInfo& info)
       max_pages((plan.max_context_tokens + kPageTokens - 1) / kPageTokens),
       pages(plan.kv_pages + 1),
       slots(plan.max_sequences + 1),
-      scores(plan.decode_plan == DecodePlan::kExplicit),
+      explicit_plan(plan.decode_plan == DecodePlan::kExplicit),
       activation(info.activation_type),
       kv(info.kv_type),
-      conv(info.conv_type) {
+      conv(info.conv_type),
+      split_k(info.split_k) {
   int bucket = 1;
   for (; bucket < plan.max_sequences; bucket *= 2) buckets.push_back(bucket);
   buckets.push_back(bucket);
@@ -87,16 +90,33 @@ Activations LayOutActivations(const ModelSpec& spec, const StepSizes& sizes, Mem
   return a;
 }
 
+namespace {
+
+// Partial sums of one row of x, for the projection that has the most.
+int64_t PartialElements(const ModelSpec& spec, const StepSizes& sizes) {
+  int64_t most = 0;
+  ModelWeights unused;
+  for (const WeightSlot& slot : WeightSlots(spec, unused)) {
+    const int parts = GemvSplits(sizes.split_k, slot.rows(), slot.cols());
+    if (slot.packed && parts > 1) most = std::max(most, parts * slot.rows());
+  }
+  return most;
+}
+
+}  // namespace
+
 Workspace LayOutWorkspace(const ModelSpec& spec, const StepSizes& sizes, MemoryCursor& cursor) {
   Workspace w;
   const int64_t half = spec.rotary_dim / 2;
   w.rope_cos = cursor.Tensor(DType::kF32, {sizes.max_context, half});
   w.rope_sin = cursor.Tensor(DType::kF32, {sizes.max_context, half});
-  if (sizes.scores) {
+  if (sizes.explicit_plan) {
     w.scores = cursor.Tensor(DType::kF32, {sizes.max_bucket, spec.num_heads, sizes.max_context});
+    w.partials = cursor.Tensor(DType::kF32, {sizes.max_bucket * PartialElements(spec, sizes)});
   }
   w.logits = cursor.Tensor(DType::kF32, {sizes.max_bucket, spec.vocab_size});
   w.tokens = cursor.Tensor(DType::kI32, {sizes.max_bucket});
+  w.best = cursor.Tensor(DType::kU8, {sizes.max_bucket, 8});
   w.inputs_bytes = std::max(LayOutInputs(sizes, sizes.max_bucket, sizes.max_bucket, nullptr).bytes,
                             LayOutInputs(sizes, sizes.chunk, 1, nullptr).bytes);
   w.inputs = cursor.Take(w.inputs_bytes);

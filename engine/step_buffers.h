@@ -46,14 +46,15 @@ struct StepSizes {
 
   std::vector<int> buckets;  // decode batch sizes, ascending; the last holds max_sequences
   int max_bucket = 0;
-  int chunk = 0;        // rows of the longest prefill
-  int max_rows = 0;     // of any step
-  int max_context = 0;  // positions of one sequence
-  int max_pages = 0;    // of one sequence
-  int pages = 0;        // of the pool, the dummy included; it is the last
-  int slots = 0;        // of the states, the dummy included; it is the last
-  bool scores = false;  // the explicit plan's score matrix is wanted
+  int chunk = 0;               // rows of the longest prefill
+  int max_rows = 0;            // of any step
+  int max_context = 0;         // positions of one sequence
+  int max_pages = 0;           // of one sequence
+  int pages = 0;               // of the pool, the dummy included; it is the last
+  int slots = 0;               // of the states, the dummy included; it is the last
+  bool explicit_plan = false;  // decode wants the score matrix and split-K partials
   DType activation, kv, conv;
+  std::vector<SplitK> split_k;  // of the backend
 
   int dummy_page() const { return pages - 1; }
   int dummy_slot() const { return slots - 1; }
@@ -107,8 +108,10 @@ struct Workspace {
   TensorView rope_cos;  // f32 [max_context, rotary_dim / 2]
   TensorView rope_sin;  // f32 [max_context, rotary_dim / 2]
   TensorView scores;    // f32 [max_bucket, heads, max_context]; explicit plan only
+  TensorView partials;  // f32 [max_bucket * the largest parts * N]; explicit plan only
   TensorView logits;    // f32 [max_bucket, vocab]
   TensorView tokens;    // i32 [max_bucket], what was sampled
+  TensorView best;      // u8 [max_bucket, 8], from NormHead to TokenSampler
   void* inputs = nullptr;
   int64_t inputs_bytes = 0;
 };

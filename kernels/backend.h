@@ -47,6 +47,21 @@ class Buffer {
   void (*release_)(void*, int64_t) = nullptr;
 };
 
+// A weight [rows, cols] that Gemv reads faster in `parts` parts along K when it has few rows of x.
+struct SplitK {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int parts = 1;
+};
+
+// 1 for a shape that is not in the table.
+inline int GemvSplits(std::span<const SplitK> table, int64_t rows, int64_t cols) {
+  for (const SplitK& s : table) {
+    if (s.rows == rows && s.cols == cols) return s.parts;
+  }
+  return 1;
+}
+
 struct BackendInfo {
   std::string name;         // cpu | cuda
   std::string device_name;  // as the machine reports it
@@ -55,6 +70,7 @@ struct BackendInfo {
   DType conv_type = DType::kF32;  // convolution state
   int64_t memory_bytes = 0;       // what the device has in all
   int64_t free_bytes = 0;         // and had free when asked
+  std::vector<SplitK> split_k;    // measured by `qwend-bench --sweep=splitk`; empty: all in one
 };
 
 // A fixed sequence of operators, ready to be run again and again. Addresses were fixed when it was
@@ -88,9 +104,6 @@ class Backend {
   // bytes go to `to`, PackedBytes() of them.
   virtual int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const = 0;
   virtual TensorView Pack(const TensorView& host, void* to) = 0;
-
-  // Parts along K that this backend's Gemv of the shape runs fastest with in decode.
-  virtual int GemvSplits(int64_t /*rows*/, int64_t /*cols*/) const { return 1; }
 
   virtual void Run(const Op& op) = 0;  // returns when the operator is queued (CUDA) or done (CPU)
   virtual std::unique_ptr<Program> Compile(std::span<const OpCall> calls) = 0;

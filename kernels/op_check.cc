@@ -5,6 +5,9 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <type_traits>
+
+#include "kernels/op_parts.h"
 
 namespace qwend {
 namespace {
@@ -307,23 +310,106 @@ void Check(Checker& c, const ops::TokenSampler& op) {
          "rows must be aligned to ", alignof(SamplingRow), " bytes");
   c.That(op.vocab_limit >= 1 && op.vocab_limit <= c["V"], "vocab_limit is ", op.vocab_limit,
          ", must be in [1, ", c["V"], "]");
+  c.Optional("best", op.best, "T 8", kBytes);
+}
+
+// Fused operators: their parts are checked one by one, then that each takes what the one before
+// gives.
+void Linked(const Checker& c, const char* name, const TensorView& v, const char* from,
+            const TensorView& source) {
+  c.That(v.data == source.data && v.dtype == source.dtype, name, " is not ", from);
+}
+
+void Check(Checker& c, const ops::NormProjections& op) {
+  c.That(op.count >= 1 && op.count <= ops::NormProjections::kMax, "count is ", op.count,
+         ", must be in [1, ", ops::NormProjections::kMax, "]");
+  for (int i = 0; i < op.count; ++i) {
+    Linked(c, "a projection's x", op.projections[i].x, "the norm's out", op.norm.out);
+    c.That(op.projections[i].splits == 1, "a projection is split");
+  }
+}
+
+void Check(Checker& c, const ops::NormGateUpSilu& op) {
+  Linked(c, "gate.x", op.gate.x, "the norm's out", op.norm.out);
+  Linked(c, "up.x", op.up.x, "the norm's out", op.norm.out);
+  Linked(c, "act.gate", op.act.gate, "gate.out", op.gate.out);
+  Linked(c, "act.up", op.act.up, "up.out", op.up.out);
+  c.That(op.gate.splits == 1 && op.up.splits == 1, "a projection is split");
+}
+
+void Check(Checker& c, const ops::GemvResidual& op) {
+  Linked(c, "add.b", op.add.b, "gemv.out", op.gemv.out);
+  c.That(op.gemv.splits == 1, "the projection is split");
+}
+
+void Check(Checker& c, const ops::DecodeAttention& op) {
+  c.That(op.attention.q.rows() == op.attention.sequences.block_table.rows(),
+         "decode has one row a sequence, not ", op.attention.q.rows(), " rows for ",
+         op.attention.sequences.block_table.rows());
+  Linked(c, "rope.q", op.rope.q, "attention.q", op.attention.q);
+  Linked(c, "rope.k", op.rope.k, "update.k", op.update.k);
+  Linked(c, "update.slots", op.update.slots, "mask.slots", op.mask.slots);
+  Linked(c, "update.k_pages", op.update.k_pages, "attention.k_pages", op.attention.k_pages);
+  Linked(c, "update.v_pages", op.update.v_pages, "attention.v_pages", op.attention.v_pages);
+  Linked(c, "attention.lengths", op.attention.lengths, "mask.lengths", op.mask.lengths);
+  if (op.norm.q) Linked(c, "norm.q", op.norm.q, "rope.q", op.rope.q);
+  if (op.norm.q) Linked(c, "norm.k", op.norm.k, "rope.k", op.rope.k);
+  if (op.gate.x) Linked(c, "gate.x", op.gate.x, "attention.out", op.attention.out);
+}
+
+void Check(Checker& c, const ops::LinearAttention& op) {
+  c.That(op.conv.x.rows() == op.conv.sequences.state_slot.rows(),
+         "decode has one row a sequence, not ", op.conv.x.rows(), " rows for ",
+         op.conv.sequences.state_slot.rows());
+  const int64_t keys = op.rule.k.dim(1) * op.rule.k.dim(2);
+  c.That(op.conv.out.cols() == 2 * keys + op.rule.v.dim(1) * op.rule.v.dim(2), "conv.out is ",
+         op.conv.out.ShapeString(), ", must hold q, k and v of the rule");
+  Linked(c, "rule.q", op.rule.q, "conv.out", op.conv.out);
+  Linked(c, "rule.k", op.rule.k, "conv.out behind q", op.conv.out.Slice(1, keys, 1));
+  Linked(c, "rule.v", op.rule.v, "conv.out behind k", op.conv.out.Slice(1, 2 * keys, 1));
+  Linked(c, "rule.beta", op.rule.beta, "gates.beta", op.gates.beta);
+  Linked(c, "rule.log_decay", op.rule.log_decay, "gates.log_decay", op.gates.log_decay);
+  Linked(c, "norm.x", op.norm.x, "rule.out", op.rule.out);
+}
+
+void Check(Checker& c, const ops::NormHead& op) {
+  Linked(c, "head.x", op.head.x, "the norm's out", op.norm.out);
+  c.That(op.head.splits == 1, "the head is split");
+  c.Field("head.out", op.head.out, "T V", kActivation);
+  c.Field("rows", op.rows, "T row_bytes", kBytes);
+  c.That(c["row_bytes"] == sizeof(SamplingRow), "rows is ", op.rows.ShapeString(), ", must be ",
+         sizeof(SamplingRow), " bytes each");
+  c.Field("best", op.best, "T 8", kBytes, Use::kOutput);
+  c.That(op.vocab_limit >= 1 && op.vocab_limit <= c["V"], "vocab_limit is ", op.vocab_limit,
+         ", must be in [1, ", c["V"], "]");
 }
 
 // In the order of Op's alternatives.
-constexpr const char* kOpNames[] = {"EmbeddingLookup", "RopeEmbed",    "Gemv",
-                                    "SplitKReduce",    "RmsNorm",      "RmsNormResidualFused",
-                                    "QkNorm",          "CacheMask",    "KvCacheUpdate",
-                                    "QkDot",           "SoftmaxMask",  "PvDot",
-                                    "Attention",       "OutputGate",   "ResidualAdd",
-                                    "SiluMul",         "CausalConv1d", "DeltaGates",
-                                    "GatedDeltaRule",  "GatedRmsNorm", "TokenSampler"};
+constexpr const char* kOpNames[] = {"EmbeddingLookup", "RopeEmbed",       "Gemv",
+                                    "SplitKReduce",    "RmsNorm",         "RmsNormResidualFused",
+                                    "QkNorm",          "CacheMask",       "KvCacheUpdate",
+                                    "QkDot",           "SoftmaxMask",     "PvDot",
+                                    "Attention",       "OutputGate",      "ResidualAdd",
+                                    "SiluMul",         "CausalConv1d",    "DeltaGates",
+                                    "GatedDeltaRule",  "GatedRmsNorm",    "TokenSampler",
+                                    "NormProjections", "NormGateUpSilu",  "GemvResidual",
+                                    "DecodeAttention", "LinearAttention", "NormHead"};
 static_assert(std::size(kOpNames) == std::variant_size_v<Op>);
 
 }  // namespace
 
 void CheckOp(const OpCall& call) {
   Checker checker(kOpNames[call.op.index()], call);
-  std::visit([&](const auto& op) { Check(checker, op); }, call.op);
+  std::visit(
+      [&](const auto& op) {
+        if constexpr (FusedOp<std::decay_t<decltype(op)>>) {
+          ForEachPart(op, [&](const auto& part) {
+            CheckOp({.op = part, .tag = call.tag, .layer = call.layer});
+          });
+        }
+        Check(checker, op);
+      },
+      call.op);
 }
 
 }  // namespace qwend

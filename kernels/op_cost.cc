@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/op_parts.h"
+
 namespace qwend {
 namespace {
 
@@ -16,6 +18,11 @@ class Counter {
   // A tensor with one part per row.
   Counter& PerRow(const TensorView& v) {
     cost_.bytes += share_ * static_cast<double>(v.bytes());
+    return *this;
+  }
+  // Takes `times` countings of such a tensor back.
+  Counter& NotPerRow(const TensorView& v, int times) {
+    cost_.bytes -= times * share_ * static_cast<double>(v.bytes());
     return *this;
   }
   // A tensor that all rows share.
@@ -81,6 +88,12 @@ int64_t Rows(const ops::SoftmaxMask& op) { return op.scores.rows(); }
 int64_t Rows(const ops::OutputGate& op) { return op.x.rows(); }
 int64_t Rows(const ops::DeltaGates& op) { return op.a.rows(); }
 int64_t Rows(const ops::TokenSampler& op) { return op.logits.rows(); }
+int64_t Rows(const ops::NormProjections& op) { return op.norm.x.rows(); }
+int64_t Rows(const ops::NormGateUpSilu& op) { return op.norm.x.rows(); }
+int64_t Rows(const ops::GemvResidual& op) { return op.gemv.x.rows(); }
+int64_t Rows(const ops::DecodeAttention& op) { return op.attention.q.rows(); }
+int64_t Rows(const ops::LinearAttention& op) { return op.conv.x.rows(); }
+int64_t Rows(const ops::NormHead& op) { return op.norm.x.rows(); }
 template <typename T>
 int64_t Rows(const T& op) {
   return op.out.rows();
@@ -200,6 +213,48 @@ void Count(Counter& c, const ops::GatedRmsNorm& op) {
 
 void Count(Counter& c, const ops::TokenSampler& op) {
   c.PerRow(op.logits).PerRow(op.rows).PerRow(op.tokens).FlopsPerRow(Elements(op.logits));
+}
+
+// A fused operator moves what its parts move, but for the tensors between them.
+template <typename T>
+requires FusedOp<T>
+void CountParts(Counter& c, const T& op) {
+  ForEachPart(op, [&](const auto& part) { Count(c, part); });
+}
+
+void Count(Counter& c, const ops::NormProjections& op) {
+  CountParts(c, op);
+  c.NotPerRow(op.norm.out, 1 + op.count);
+}
+
+void Count(Counter& c, const ops::NormGateUpSilu& op) {
+  CountParts(c, op);
+  c.NotPerRow(op.norm.out, 3).NotPerRow(op.gate.out, 2).NotPerRow(op.up.out, 2);
+}
+
+void Count(Counter& c, const ops::GemvResidual& op) {
+  CountParts(c, op);
+  c.NotPerRow(op.gemv.out, 2);
+}
+
+void Count(Counter& c, const ops::DecodeAttention& op) {
+  const ops::Attention& a = op.attention;
+  c.PerRow(op.update.k).PerRow(op.update.v).PerRow(a.q).PerRow(a.out);
+  if (op.gate.x) c.PerRow(op.gate.gate);
+  c.Pages(a.k_pages, a.sequences).Pages(a.v_pages, a.sequences);
+  c.FlopsPerRow((4 * Elements(a.q) + 5 * static_cast<double>(a.q.dim(1))) * c.mean_length());
+}
+
+void Count(Counter& c, const ops::LinearAttention& op) {
+  CountParts(c, op);
+  c.NotPerRow(op.conv.out, 2).NotPerRow(op.rule.out, 2);
+  c.NotPerRow(op.gates.beta, 2).NotPerRow(op.gates.log_decay, 2);
+}
+
+// The logits stay where they arise, but for the rows that sample.
+void Count(Counter& c, const ops::NormHead& op) {
+  CountParts(c, op);
+  c.NotPerRow(op.norm.out, 2).NotPerRow(op.head.out, 1);
 }
 
 }  // namespace

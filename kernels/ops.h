@@ -14,6 +14,7 @@
 // on the other rows.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -39,6 +40,8 @@ struct SamplingRow {
       0;  // its counter: the position in the sequence that the sampled token will take
   int32_t num_banned = 0;  // ids that may not be sampled now (end-of-sequence before min_tokens)
   int32_t banned[kMaxBanned] = {};
+  int32_t keep_logits = 0;  // 1: the row's logits are wanted, however the token is chosen
+  int32_t unused = 0;
 };
 static_assert(sizeof(SamplingRow) % 8 == 0);
 
@@ -249,6 +252,63 @@ struct TokenSampler {
   TensorView logits;  // [T, V]
   TensorView rows;    // u8 [T, sizeof(SamplingRow)]
   int vocab_limit = 0;
+  TensorView best{};  // u8 [T, 8], optional: what NormHead left there, taken and cleared
+};
+
+// The fused plan's operators. Each holds the operators it stands for, in their order, and gives
+// what running them one after the other gives but for rounding. A backend that runs one as a single
+// kernel may leave the tensors between them unwritten; the others run the parts. All are for
+// decode: one row a sequence.
+
+// One norm, and the projections that share its output.
+struct NormProjections {
+  static constexpr int kMax = 4;
+  RmsNorm norm;
+  std::array<Gemv, kMax> projections{};
+  int count = 0;
+};
+
+// The MLP's first half.
+struct NormGateUpSilu {
+  RmsNorm norm;
+  Gemv gate;
+  Gemv up;
+  SiluMul act;
+};
+
+// A projection whose output joins the residual stream.
+struct GemvResidual {
+  Gemv gemv;
+  ResidualAdd add;
+};
+
+// From projected q, k, v to the attended rows: head norms, rotation, cache write, attention over
+// everything cached, output gate.
+struct DecodeAttention {
+  CacheMask mask;
+  QkNorm norm{};  // optional
+  RopeEmbed rope;
+  KvCacheUpdate update;
+  Attention attention;
+  OutputGate gate{};  // optional
+};
+
+// From projected q, k, v, z, b, a to the gated rows of a linear layer.
+struct LinearAttention {
+  CausalConv1d conv;
+  DeltaGates gates;
+  GatedDeltaRule rule;
+  GatedRmsNorm norm;
+};
+
+// The final norm, the head and the greedy token. Logits are written where a row samples or keeps
+// them; a greedy row's best allowed id goes to `best`, for the TokenSampler that must follow.
+struct NormHead {
+  RmsNorm norm;
+  Gemv head;
+  TensorView rows;  // u8 [T, sizeof(SamplingRow)]
+  TensorView best;  // u8 [T, 8], opaque; zero before the first step
+  int vocab_limit = 0;
 };
 
 }  // namespace ops
@@ -258,7 +318,9 @@ using Op =
                  ops::RmsNormResidualFused, ops::QkNorm, ops::CacheMask, ops::KvCacheUpdate,
                  ops::QkDot, ops::SoftmaxMask, ops::PvDot, ops::Attention, ops::OutputGate,
                  ops::ResidualAdd, ops::SiluMul, ops::CausalConv1d, ops::DeltaGates,
-                 ops::GatedDeltaRule, ops::GatedRmsNorm, ops::TokenSampler>;
+                 ops::GatedDeltaRule, ops::GatedRmsNorm, ops::TokenSampler, ops::NormProjections,
+                 ops::NormGateUpSilu, ops::GemvResidual, ops::DecodeAttention, ops::LinearAttention,
+                 ops::NormHead>;
 
 // An operator in its place in a step. The tag is the name of the operator map ("down_proj";
 // "prefill_down_proj" in prefill); layer is -1 outside the layers.

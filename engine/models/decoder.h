@@ -2,6 +2,8 @@
 // order a decoder computes; families differ in their ModelSpec alone.
 #pragma once
 
+#include <span>
+
 #include "engine/engine.h"
 #include "engine/models/model_spec.h"
 #include "engine/models/model_tensors.h"
@@ -17,7 +19,8 @@ struct DecoderContext {
   const std::vector<LayerCache>& caches;
   const Activations& activations;
   const Workspace& workspace;
-  int vocab_limit = 0;  // ids below may be sampled
+  std::span<const SplitK> split_k;  // of the backend; the explicit plan's decode follows it
+  int vocab_limit = 0;              // ids below may be sampled
 };
 
 enum class StepPhase {
@@ -25,21 +28,21 @@ enum class StepPhase {
   kPrefill,  // a chunk of one sequence, tags prefill_<name>
 };
 
-// From token ids to the residual stream after the last layer. In decode, and only there, the plan
-// chooses between attention in three operators and in one; in both phases it chooses between
-// residual_add with its norm apart and the two fused. Throws std::invalid_argument where tensors do
-// not fit, naming tag and layer.
+// From token ids to the residual stream after the last layer. The fused plan's decode has five
+// operators a layer, the explicit plan's one for each row of the operator map; in prefill the plans
+// differ in residual_add, with its norm apart or the two fused. Throws std::invalid_argument where
+// tensors do not fit, naming tag and layer.
 void AppendLayers(const DecoderContext& ctx, const StepInputs& inputs, StepPhase phase,
                   DecodePlan plan, OpList& list);
 
-// Final norm, logits and, unless `sampling` is empty, the sampled token, for `count` rows of the
-// step from `first_row` on; they take the first `count` rows of logits and tokens. Rows that
-// AppendLayers has already normed (FinalNormFused) go to the head as they are.
-void AppendHead(const DecoderContext& ctx, const TensorView& sampling, int first_row, int count,
-                bool normed, OpList& list);
+enum class HeadForm {
+  kPlain,  // final_rms_norm and lm_head_gemv: all logits are written
+  kFused,  // norm_lm_head: logits are written for the rows that need them. Needs `sampling`.
+};
 
-// Whether AppendLayers leaves the final norm done: the last residual_add of a fused decode step
-// carries it.
-bool FinalNormFused(StepPhase phase, DecodePlan plan);
+// Final norm, logits and, unless `sampling` is empty, the sampled token, for `count` rows of the
+// step from `first_row` on; they take the first `count` rows of logits and tokens.
+void AppendHead(const DecoderContext& ctx, const TensorView& sampling, int first_row, int count,
+                HeadForm form, OpList& list);
 
 }  // namespace qwend

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/op_parts.h"
 #include "kernels/ops.h"
 
 namespace qwend::cpu {
@@ -36,5 +37,12 @@ void Run(const ops::DeltaGates& op, const LaunchContext& ctx);
 void Run(const ops::GatedDeltaRule& op, const LaunchContext& ctx);
 void Run(const ops::GatedRmsNorm& op, const LaunchContext& ctx);
 void Run(const ops::TokenSampler& op, const LaunchContext& ctx);
+
+// Fused operators run part by part: the parts' bits, and nothing to gain on a processor whose
+// caches hold what is between them.
+template <FusedOp T>
+void Run(const T& op, const LaunchContext& ctx) {
+  ForEachPart(op, [&](const auto& part) { Run(part, ctx); });
+}
 
 }  // namespace qwend::cpu

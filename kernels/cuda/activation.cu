@@ -3,9 +3,6 @@
 namespace qwend::cuda {
 namespace {
 
-// log(1 + exp(x)), linear above 20 as in torch.
-__device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
 // Elementwise over [rows, cols]: block (x, row) covers columns of one row. Bytes: inputs read,
 // output written.
 template <typename A, typename Function>

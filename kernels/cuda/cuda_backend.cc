@@ -10,6 +10,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/bandwidth.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/prefetch_plan.h"
 #include "kernels/cuda/runtime.h"
 
 namespace qwend {
@@ -54,7 +55,7 @@ class Capture {
 class CudaProgram : public Program {
  public:
   CudaProgram(std::span<const OpCall> calls, const LaunchContext& ctx)
-      : ctx_(ctx), seconds_(calls.size()) {
+      : ctx_(ctx), prefetches_(PlanPrefetches(calls)), seconds_(calls.size()) {
     for (size_t i = 0; i <= calls.size(); ++i) events_.push_back(MakeEvent());
     RunEach(calls, [](size_t) {});  // loads every kernel before the capture
     Check(cudaStreamSynchronize(ctx_.stream), "the warm-up before a capture");
@@ -88,7 +89,9 @@ class CudaProgram : public Program {
     between(0);
     for (size_t i = 0; i < calls.size(); ++i) {
       try {
-        RunOp(calls[i].op, ctx_);
+        LaunchContext ctx = ctx_;
+        ctx.prefetch = prefetches_[i];
+        RunOp(calls[i].op, ctx);
         between(i + 1);
       } catch (const std::exception& e) {
         throw DeviceError("operator " + calls[i].tag + " of layer " +
@@ -105,6 +108,7 @@ class CudaProgram : public Program {
   }
 
   LaunchContext ctx_;
+  std::vector<Span> prefetches_;  // of each operator's kernel
   std::vector<Event> events_;
   std::vector<double> seconds_;
   GraphExec plain_, timed_;
@@ -133,6 +137,7 @@ class CudaBackend : public Backend {
     info.conv_type = DType::kF32;
     info.memory_bytes = static_cast<int64_t>(total_bytes);
     info.free_bytes = static_cast<int64_t>(free_bytes);
+    info.split_k = SplitKTable();
     return info;
   }
 
@@ -171,7 +176,6 @@ class CudaBackend : public Backend {
     packed.data = to;
     return packed;
   }
-  int GemvSplits(int64_t rows, int64_t cols) const override { return cuda::GemvSplits(rows, cols); }
 
   void Run(const Op& op) override { RunOp(op, ctx_); }
   std::unique_ptr<Program> Compile(std::span<const OpCall> calls) override {

@@ -9,9 +9,19 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/op_parts.h"
 #include "kernels/ops.h"
 
 namespace qwend::cuda {
+
+// Memory that will be read soon.
+struct Span {
+  const char* data = nullptr;
+  int64_t bytes = 0;
+};
 
 struct LaunchContext {
   cudaStream_t stream = nullptr;
@@ -19,17 +29,22 @@ struct LaunchContext {
   bool overlap =
       false;  // the device knows programmatic dependent launch (compute capability 9.0 on)
   void* workspace = nullptr;  // kWorkspaceBytes of device memory
+  Span prefetch;              // what a fused kernel asks L2 to fetch while it runs
 };
 
-constexpr int64_t kWorkspaceBytes = 8 << 20;
+// The last kCounterBytes are counters, zero between kernels; the rest is any kernel's to use.
+constexpr int64_t kWorkspaceBytes = 40 << 20;
+constexpr int64_t kCounterBytes = 64 << 10;
+inline void* Counters(const LaunchContext& ctx) {
+  return static_cast<char*>(ctx.workspace) + kWorkspaceBytes - kCounterBytes;
+}
 
 // Raises the kernels' shared-memory limits. Once per process and device, before anything is
 // captured.
 void PrepareAttentionKernels();
 
-// How many parts along K the Gemv of this shape runs fastest with (batch 1, cold L2). From
-// `qwend-bench --sweep splitk`.
-int GemvSplits(int64_t rows, int64_t cols);
+// The matrices whose Gemv runs faster in several parts along K (batch 1, cold L2).
+std::vector<SplitK> SplitKTable();
 
 void Run(const ops::EmbeddingLookup& op, const LaunchContext& ctx);
 void Run(const ops::RopeEmbed& op, const LaunchContext& ctx);
@@ -52,5 +67,20 @@ void Run(const ops::DeltaGates& op, const LaunchContext& ctx);
 void Run(const ops::GatedDeltaRule& op, const LaunchContext& ctx);
 void Run(const ops::GatedRmsNorm& op, const LaunchContext& ctx);
 void Run(const ops::TokenSampler& op, const LaunchContext& ctx);
+void Run(const ops::NormProjections& op, const LaunchContext& ctx);
+void Run(const ops::NormGateUpSilu& op, const LaunchContext& ctx);
+void Run(const ops::GemvResidual& op, const LaunchContext& ctx);
+void Run(const ops::DecodeAttention& op, const LaunchContext& ctx);
+void Run(const ops::LinearAttention& op, const LaunchContext& ctx);
+void Run(const ops::NormHead& op, const LaunchContext& ctx);
+
+// NormHead's keys from logits that were written in full.
+void LaunchBestOfLogits(const ops::NormHead& op, const LaunchContext& ctx);
+
+// Part by part: for shapes that no fused kernel is built for.
+template <FusedOp T>
+void RunParts(const T& op, const LaunchContext& ctx) {
+  ForEachPart(op, [&](const auto& part) { Run(part, ctx); });
+}
 
 }  // namespace qwend::cuda

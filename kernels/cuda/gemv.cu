@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/load8.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace qwend::cuda {
@@ -18,26 +19,6 @@ struct GemvOutput {
   float* partials = nullptr;  // [splits, T, N]
   Vector bias;
 };
-
-// Eight consecutive weights, widened. Type by type, so that each is one 16- or 32-byte load.
-struct Weights8 {
-  float v[8];
-};
-__device__ __forceinline__ Weights8 Widen(uint4 w) {
-  return {{LowBf16(w.x), HighBf16(w.x), LowBf16(w.y), HighBf16(w.y), LowBf16(w.z), HighBf16(w.z),
-           LowBf16(w.w), HighBf16(w.w)}};
-}
-
-template <typename A>
-__device__ __forceinline__ Weights8 LoadActivations(const A* x) {
-  if constexpr (std::is_same_v<A, float>) {
-    const float4 a = *reinterpret_cast<const float4*>(x),
-                 b = *reinterpret_cast<const float4*>(x + 4);
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-  } else {
-    return Widen(*reinterpret_cast<const uint4*>(x));
-  }
-}
 
 // One block: kGemvWarps / KWarps groups of R output rows over one share of K; one warp: R rows over
 // every KWarps-th 256-element piece of that share, T rows of x at once. Every weight byte is read
@@ -85,10 +66,10 @@ __global__ void __launch_bounds__(kGemvWarps* kWarp)
 #pragma unroll
       for (int t = 0; t < T; ++t) {
         if (T > 1 && t0 + t >= rows) break;
-        const Weights8 xs = LoadActivations(x.At(t0 + t) + at);
+        const Eight xs = LoadEight(x.At(t0 + t) + at);
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          const Weights8 ws = Widen(w[u][r]);
+          const Eight ws = Widen(w[u][r]);
 #pragma unroll
           for (int i = 0; i < 8; ++i) acc[t][r] = fmaf(ws.v[i], xs.v[i], acc[t][r]);
         }
@@ -215,8 +196,8 @@ void RunGemv(const ops::Gemv& op, const LaunchContext& ctx) {
 
 // `qwend-bench --sweep=splitk` on an H200: with a block's warps sharing K already, the reduction
 // costs more than a second part saves, for every matrix of Qwen3.5-0.8B and all but one of the
-// article's geometry (896 x 4864, 6 % better in two).
-int GemvSplits(int64_t /*rows*/, int64_t /*cols*/) { return 1; }
+// article's geometry.
+std::vector<SplitK> SplitKTable() { return {{.rows = 896, .cols = 4864, .parts = 2}}; }
 
 void Run(const ops::Gemv& op, const LaunchContext& ctx) {
   Require(op.weight.layout == Layout::kRowMajor,

@@ -1,87 +1,47 @@
 #include <cfloat>
 
+#include "kernels/cuda/prefetch.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/sample_key.cuh"
 #include "kernels/philox.h"
 
 namespace qwend::cuda {
 namespace {
 
 constexpr int kSampleThreads = 1024;
-constexpr int kArgmaxBlocks = 128;  // blocks that share a row's logits
+constexpr int kBestBlocks = 128;  // blocks that share a row's logits
 
-struct Best {
-  float logit;
-  int id;
-};
-
-// The larger logit, the lower id on a tie; -1 stands for none yet.
-__device__ __forceinline__ Best Better(Best a, Best b) {
-  if (b.id < 0) return a;
-  if (a.id < 0 || b.logit > a.logit || (b.logit == a.logit && b.id < a.id)) return b;
-  return a;
-}
-
-__device__ __forceinline__ bool Banned(const SamplingRow& row, int id) {
-  for (int i = 0; i < row.num_banned; ++i) {
-    if (row.banned[i] == id) return true;
-  }
-  return false;
-}
-
-__device__ __forceinline__ bool Poisoned(float logit) { return isnan(logit) || logit == INFINITY; }
-
-__device__ __forceinline__ Best BlockBest(Best best, Best* scratch) {
+__device__ __forceinline__ SampleKey BlockMaxKey(SampleKey key, SampleKey* scratch) {
 #pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    best = Better(best, {__shfl_xor_sync(kFullMask, best.logit, offset),
-                         __shfl_xor_sync(kFullMask, best.id, offset)});
-  }
+  for (int offset = kWarp / 2; offset > 0; offset /= 2)
+    key = max(key, __shfl_xor_sync(kFullMask, key, offset));
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  if (lane == 0) scratch[warp] = best;
+  if (lane == 0) scratch[warp] = key;
   __syncthreads();
-  best = lane < warps ? scratch[lane] : Best{-INFINITY, -1};
+  key = lane < warps ? scratch[lane] : kNoKey;
 #pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    best = Better(best, {__shfl_xor_sync(kFullMask, best.logit, offset),
-                         __shfl_xor_sync(kFullMask, best.id, offset)});
-  }
-  __syncthreads();
-  return best;
+  for (int offset = kWarp / 2; offset > 0; offset /= 2)
+    key = max(key, __shfl_xor_sync(kFullMask, key, offset));
+  return key;
 }
-
-// What a block found in its share of a row: its best candidate, or `poisoned`.
-struct RowShare {
-  Best best;
-  int poisoned;
-};
 
 // Block (share, row): the best allowed logit of the share. NaN and +inf are looked for among all V
 // logits. Bytes: T * V * 4. Bound: L2, where lm_head left the logits.
 template <typename L>
 __global__ void __launch_bounds__(kSampleThreads)
-    ArgmaxShareKernel(RowShare* shares, View<const L> logits, const SamplingRow* rows, int vocab,
-                      int limit) {
+    BestKernel(SampleKey* best, View<const L> logits, const SamplingRow* rows, int vocab,
+               int limit) {
   WaitForPrevious();
-  __shared__ Best scratch[kWarp];
+  __shared__ SampleKey scratch[kWarp];
   const SamplingRow& row = rows[blockIdx.y];
   const L* x = logits.At(blockIdx.y);
-  Best best{-INFINITY, -1};
-  bool poisoned = false;
+  SampleKey key = kNoKey;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocab; i += gridDim.x * blockDim.x) {
-    const float logit = ToFloat(x[i]);
-    poisoned |= Poisoned(logit);
-    if (i < limit && logit > -INFINITY && (best.id < 0 || logit > best.logit) && !Banned(row, i))
-      best = {logit, i};
+    const SampleKey one = KeyOf(ToFloat(x[i]), i, i < limit);
+    if (one > key && (one == kPoisonKey || !Banned(row, i))) key = one;
   }
-  const int any = __syncthreads_or(poisoned);
-  best = BlockBest(best, scratch);
-  if (threadIdx.x == 0) shares[blockIdx.y * gridDim.x + blockIdx.x] = {best, any};
-}
-
-// The order-preserving integer of a float, so that thresholds can be found bit by bit.
-__device__ __forceinline__ uint32_t OrderKey(float v) {
-  const uint32_t bits = __float_as_uint(v);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  key = BlockMaxKey(key, scratch);
+  if (threadIdx.x == 0) atomicMax(best + blockIdx.y, key);
 }
 
 // One row's allowed logits as the sampler walks them.
@@ -132,30 +92,33 @@ __device__ uint32_t LargestKey(const Row<L>& row, uint32_t floor_key, float* scr
   return max(key, floor_key);
 }
 
-// Block per row: greedy takes the best of the shares. Otherwise the threshold below which top_k,
-// top_p and min_p cut is found, and a position in the remaining mass is drawn and looked up in
-// order of id. Logits equal to the threshold all stay, so ties never depend on order.
+// Block per row: greedy takes the best, which is cleared for the next step. Otherwise the threshold
+// below which top_k, top_p and min_p cut is found, and a position in the remaining mass is drawn
+// and looked up in order of id. Logits equal to the threshold all stay, so ties never depend on
+// order.
 template <typename L>
 __global__ void __launch_bounds__(kSampleThreads)
-    SampleKernel(int* tokens, const RowShare* shares, int num_shares, View<const L> logits,
-                 const SamplingRow* rows, int limit) {
+    SampleKernel(int* tokens, SampleKey* best, View<const L> logits, const SamplingRow* rows,
+                 int limit, Span prefetch) {
+  PrefetchShare(prefetch);
   WaitForPrevious();
-  __shared__ Best best_scratch[kWarp];
   __shared__ float scratch[kWarp];
   __shared__ float prefix[kSampleThreads];
   __shared__ int chosen;
 
   const SamplingRow& params = rows[blockIdx.x];
-  RowShare share{{-INFINITY, -1}, 0};
-  if (threadIdx.x < num_shares) share = shares[blockIdx.x * num_shares + threadIdx.x];
-  const int poisoned = __syncthreads_or(share.poisoned);
-  const Best best = BlockBest(share.best, best_scratch);
-  if (poisoned || best.id < 0 || params.temperature == 0.0f) {
-    if (threadIdx.x == 0) tokens[blockIdx.x] = poisoned ? kInvalidToken : best.id;
+  const SampleKey key_of_best = best[blockIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) best[blockIdx.x] = kNoKey;
+  const bool poisoned = key_of_best == kPoisonKey;
+  const int best_id = key_of_best == kNoKey ? -1 : IdOf(key_of_best);
+  if (poisoned || best_id < 0 || params.temperature == 0.0f) {
+    if (threadIdx.x == 0) tokens[blockIdx.x] = poisoned ? kInvalidToken : best_id;
     return;
   }
+  const float best_logit = ToFloat(logits.At(blockIdx.x)[best_id]);
 
-  const Row<L> row{logits.At(blockIdx.x), &params, limit, best.logit, 1.0f / params.temperature};
+  const Row<L> row{logits.At(blockIdx.x), &params, limit, best_logit, 1.0f / params.temperature};
   uint32_t key = OrderKey(-FLT_MAX);
   if (params.top_k > 0) {
     key = LargestKey(row, key, scratch, [&](Totals t) { return t.count >= params.top_k; });
@@ -165,7 +128,7 @@ __global__ void __launch_bounds__(kSampleThreads)
     key = LargestKey(row, key, scratch, [&](Totals t) { return t.mass >= target; });
   }
   if (params.min_p > 0.0f) {
-    key = max(key, OrderKey(best.logit + logf(params.min_p) * params.temperature));
+    key = max(key, OrderKey(best_logit + logf(params.min_p) * params.temperature));
   }
 
   // Each thread sums a contiguous share of ids; the prefix over threads then says whose share holds
@@ -179,7 +142,7 @@ __global__ void __launch_bounds__(kSampleThreads)
     if (OrderKey(logit) >= key && row.Allowed(i, logit)) mass += row.Mass(logit);
   }
   prefix[threadIdx.x] = mass;
-  if (threadIdx.x == 0) chosen = best.id;  // stands when rounding carries the draw past the end
+  if (threadIdx.x == 0) chosen = best_id;  // stands when rounding carries the draw past the end
   __syncthreads();
   if (threadIdx.x == 0) {
     float total = 0.0f;
@@ -206,23 +169,36 @@ __global__ void __launch_bounds__(kSampleThreads)
   if (threadIdx.x == 0) tokens[blockIdx.x] = chosen;
 }
 
+template <typename L>
+void LaunchBest(SampleKey* best, View<const L> logits, const SamplingRow* rows, int count,
+                int vocab, int limit, const LaunchContext& ctx) {
+  Launch(ctx, BestKernel<L>, dim3(kBestBlocks, count), dim3(kSampleThreads), 0, best, logits, rows,
+         vocab, limit);
+}
+
 }  // namespace
+
+void LaunchBestOfLogits(const ops::NormHead& op, const LaunchContext& ctx) {
+  DispatchActivation(op.head.out.dtype, "NormHead", [&](auto t) {
+    using L = decltype(t);
+    LaunchBest<L>(op.best.As<SampleKey>(), MakeView<const L>(op.head.out),
+                  op.rows.As<const SamplingRow>(), static_cast<int>(op.head.out.rows()),
+                  static_cast<int>(op.head.out.cols()), op.vocab_limit, ctx);
+  });
+}
 
 void Run(const ops::TokenSampler& op, const LaunchContext& ctx) {
   const int rows = static_cast<int>(op.logits.rows()), vocab = static_cast<int>(op.logits.cols());
   const auto* params = op.rows.As<const SamplingRow>();
-  auto* shares = static_cast<RowShare*>(ctx.workspace);
-  static_assert(kArgmaxBlocks <= kSampleThreads);
-  Require(static_cast<int64_t>(rows) * kArgmaxBlocks * static_cast<int64_t>(sizeof(RowShare)) <=
-              kWorkspaceBytes,
-          "TokenSampler: ", rows, " rows do not fit the workspace");
+  auto* best = op.best ? op.best.As<SampleKey>() : static_cast<SampleKey*>(Counters(ctx));
+  Require(rows * static_cast<int64_t>(sizeof(SampleKey)) <= kCounterBytes, "TokenSampler: ", rows,
+          " rows do not fit the counters");
   DispatchActivation(op.logits.dtype, "TokenSampler", [&](auto t) {
     using L = decltype(t);
     const auto logits = MakeView<const L>(op.logits);
-    Launch(ctx, ArgmaxShareKernel<L>, dim3(kArgmaxBlocks, rows), dim3(kSampleThreads), 0, shares,
-           logits, params, vocab, op.vocab_limit);
-    Launch(ctx, SampleKernel<L>, dim3(rows), dim3(kSampleThreads), 0, op.tokens.As<int>(),
-           static_cast<const RowShare*>(shares), kArgmaxBlocks, logits, params, op.vocab_limit);
+    if (!op.best) LaunchBest<L>(best, logits, params, rows, vocab, op.vocab_limit, ctx);
+    Launch(ctx, SampleKernel<L>, dim3(rows), dim3(kSampleThreads), 0, op.tokens.As<int>(), best,
+           logits, params, op.vocab_limit, ctx.prefetch);
   });
 }
 

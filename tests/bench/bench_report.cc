@@ -37,6 +37,10 @@ std::string ReportText(const BenchResult& r) {
       static_cast<double>(r.peak_resident_bytes) / 1e6,
       static_cast<double>(r.plan.weight_bytes) / 1e6, static_cast<double>(Caches(r.plan)) / 1e6,
       static_cast<double>(r.plan.total()) / 1e6);
+  if (r.device_bytes > 0) {
+    absl::StrAppendFormat(&out, "device memory    %.1f MB taken\n",
+                          static_cast<double>(r.device_bytes) / 1e6);
+  }
   absl::StrAppendFormat(&out, "prefill          %s tokens/s at %d tokens, %.1f GFLOP/s\n",
                         ToText(r.prefill_tokens_per_second), r.prompt_tokens,
                         r.prefill_flops_per_second / kGiga);
@@ -52,6 +56,13 @@ std::string ReportText(const BenchResult& r) {
                           "(%.1f to %.1f); %.1f %% of the best read of this run\n",
                           d.bandwidth_share.median * 100, d.bandwidth_share.min * 100,
                           d.bandwidth_share.max * 100, d.share_of_best * 100);
+    const double cost = d.instrumented_step_seconds - d.plain_step_seconds;
+    absl::StrAppendFormat(
+        &out,
+        "instrumentation  plain step %.1f us; instrumented %.1f us; plain steps "
+        "between instrumented ones %.1f us; every 64th step: %.2f %% of the time\n",
+        d.plain_step_seconds / kMicro, d.instrumented_step_seconds / kMicro,
+        d.between_step_seconds / kMicro, 100 * cost / 64 / d.plain_step_seconds);
   }
   for (const DecodeResult& d : r.decodes) {
     absl::StrAppendFormat(&out, "\ndecode, bucket %d: mean of %d instrumented steps, %.2f ms\n",
@@ -94,6 +105,8 @@ std::string ReportJson(const BenchResult& r) {
                        {"step_bytes", d.step_bytes},
                        {"bandwidth_share", ToJson(d.bandwidth_share)},
                        {"share_of_best", d.share_of_best},
+                       {"plain_step_seconds", d.plain_step_seconds},
+                       {"between_step_seconds", d.between_step_seconds},
                        {"instrumented_steps", d.profile.steps},
                        {"instrumented_step_seconds", d.profile.step_seconds},
                        {"kernels", kernels}});
@@ -109,6 +122,7 @@ std::string ReportJson(const BenchResult& r) {
                                  {"load_seconds", r.load_seconds},
                                  {"memory",
                                   {{"peak_resident_bytes", r.peak_resident_bytes},
+                                   {"device_bytes", r.device_bytes},
                                    {"weight_bytes", r.plan.weight_bytes},
                                    {"kv_bytes", r.plan.kv_bytes},
                                    {"state_bytes", r.plan.state_bytes},

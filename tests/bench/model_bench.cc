@@ -17,9 +17,6 @@
 namespace qwend::bench {
 namespace {
 
-// One step in so many is timed kernel by kernel.
-constexpr int kProfileEvery = 4;
-
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -71,6 +68,7 @@ class Bench {
     spec_ = model->spec;
     result.model = model->name;
     result.parameters = CountParameters(spec_);
+    free_at_start_ = backend_.Info().free_bytes;
     MeasureRead();
 
     const int max_batch = *std::max_element(options_.batches.begin(), options_.batches.end());
@@ -86,7 +84,7 @@ class Bench {
     const double start = Now();
     absl::StatusOr<std::unique_ptr<ModelRunner>> runner = ModelRunner::Create(
         backend_, spec_, *model->weights,
-        {.plan = *plan, .decode_plan = options_.decode_plan, .profile_every = kProfileEvery});
+        {.plan = *plan, .decode_plan = options_.decode_plan, .profile_every = 0});
     if (!runner.ok()) return runner.status();
     runner_ = *std::move(runner);
     result.load_seconds = Now() - start;
@@ -112,6 +110,9 @@ class Bench {
       if (absl::Status status = Prefill(options_.prompt_tokens); !status.ok()) return status;
       if (i >= 0) speeds.push_back(options_.prompt_tokens / (Now() - start));
     }
+    runner_->set_profile_every(1);
+    if (absl::Status status = Prefill(options_.prompt_tokens); !status.ok()) return status;
+    runner_->set_profile_every(0);
     result.prompt_tokens = options_.prompt_tokens;
     result.prefill_tokens_per_second = SpreadOf(speeds);
     // Of an embedding that is not tied only one row is read for each token.
@@ -140,7 +141,11 @@ class Bench {
     absl::StatusOr<double> seconds = DecodeSteps(rows, std::min(4, options_.decode_tokens));
     if (!seconds.ok()) return seconds.status();
     // Before the plain reads, whose memory is not the model's.
-    if (result.decodes.empty()) result.peak_resident_bytes = PeakResidentBytes();
+    if (result.decodes.empty()) {
+      result.peak_resident_bytes = PeakResidentBytes();
+      if (options_.backend == "cuda")
+        result.device_bytes = free_at_start_ - backend_.Info().free_bytes;
+    }
     const double step_bytes = StepBytes(batch);
     std::vector<double> speeds;
     std::vector<double> shares;
@@ -160,6 +165,7 @@ class Bench {
     decode.tokens_per_second = SpreadOf(speeds);
     decode.bandwidth_share = SpreadOf(shares);
     decode.step_bytes = step_bytes;
+    if (absl::Status status = TimeInstrumentation(rows, decode); !status.ok()) return status;
     for (const StepProfile& profile : runner_->profiler().Profiles()) {
       if (profile.batch >= batch) {
         decode.profile = profile;
@@ -223,6 +229,24 @@ class Bench {
     return absl::OkStatus();
   }
 
+  // Step by step: with profiling off, then with every kProfileEvery-th step instrumented.
+  absl::Status TimeInstrumentation(std::vector<DecodeRow>& rows, DecodeResult& decode) {
+    std::vector<double> plain, between, instrumented;
+    for (const int every : {0, kProfileEvery}) {
+      runner_->set_profile_every(every);
+      for (int step = 1; step <= options_.decode_tokens; ++step) {
+        const absl::StatusOr<double> seconds = DecodeSteps(rows, 1);
+        if (!seconds.ok()) return seconds.status();
+        (every == 0 ? plain : step % every == 0 ? instrumented : between).push_back(*seconds);
+      }
+    }
+    runner_->set_profile_every(0);
+    decode.plain_step_seconds = SpreadOf(plain).median;
+    decode.between_step_seconds = SpreadOf(between).median;
+    decode.instrumented_step_seconds = SpreadOf(instrumented).median;
+    return absl::OkStatus();
+  }
+
   // What a step cannot do without: every weight but an untied embedding read once, each sequence's
   // states read and written, and its cache read.
   double StepBytes(int batch) const {
@@ -244,7 +268,8 @@ class Bench {
   ModelSpec spec_;
   std::unique_ptr<ModelRunner> runner_;
   std::vector<std::vector<int32_t>> pages_;  // of each sequence
-  std::vector<double> reads_;                // every plain read so far, bytes per second
+  int64_t free_at_start_ = 0;
+  std::vector<double> reads_;  // every plain read so far, bytes per second
 };
 
 }  // namespace

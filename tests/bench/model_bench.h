@@ -32,6 +32,11 @@ struct DecodeResult {
   Spread bandwidth_share;
   double share_of_best = 0;
   StepProfile profile;  // kernel by kernel, from the instrumented steps
+  // Seconds of a step: plain ones with profiling off, and, with every kProfileEvery-th step
+  // instrumented, those between and the instrumented ones.
+  double plain_step_seconds = 0;
+  double between_step_seconds = 0;
+  double instrumented_step_seconds = 0;
 };
 
 struct BenchResult {
@@ -48,7 +53,11 @@ struct BenchResult {
   std::vector<DecodeResult> decodes;
   // Of the whole process when it begins to decode; 0: unknown. Later plain reads hold more.
   int64_t peak_resident_bytes = 0;
+  int64_t device_bytes = 0;  // taken from the device since the program's start; 0 on the CPU
 };
+
+// One step in so many is timed kernel by kernel, after the timed blocks.
+constexpr int kProfileEvery = 4;
 
 // Errors name the flag, file or device at fault.
 absl::StatusOr<BenchResult> RunBench(const BenchOptions& options);

@@ -131,7 +131,7 @@ absl::StatusOr<std::string> SweepSplitK(const BenchOptions& options) {
         }
       }
       absl::StrAppendFormat(&table, " %6d %7d %14.0f\n", best_parts,
-                            backend->GemvSplits(rows, cols),
+                            GemvSplits(backend->Info().split_k, rows, cols),
                             static_cast<double>(rows) * cols * 2 / best * 1e-9);
     }
     return table;

@@ -42,8 +42,8 @@ class PaperModel {
     const StepInputs inputs = LayOutInputs(sizes_, rows, rows, workspace_.inputs);
     OpList list;
     AppendLayers(Context(), inputs, StepPhase::kDecode, plan_, list);
-    AppendHead(Context(), inputs.sampling, 0, rows, FinalNormFused(StepPhase::kDecode, plan_),
-               list);
+    AppendHead(Context(), inputs.sampling, 0, rows,
+               plan_ == DecodePlan::kFused ? HeadForm::kFused : HeadForm::kPlain, list);
     return list;
   }
 
@@ -51,7 +51,7 @@ class PaperModel {
     const StepInputs inputs = LayOutInputs(sizes_, rows, 1, workspace_.inputs);
     OpList list("prefill_");
     AppendLayers(Context(), inputs, StepPhase::kPrefill, plan_, list);
-    AppendHead(Context(), inputs.sampling, rows - 1, 1, false, list);
+    AppendHead(Context(), inputs.sampling, rows - 1, 1, HeadForm::kPlain, list);
     return list;
   }
 
@@ -68,9 +68,13 @@ class PaperModel {
     plan.kv_pages = 16;
     return plan;
   }
-  static BackendInfo Info() { return {}; }
+  BackendInfo Info() const {
+    BackendInfo info;
+    info.split_k = {{.rows = spec.hidden, .cols = spec.intermediate, .parts = 2}};  // down_proj
+    return info;
+  }
   DecoderContext Context() {
-    return {spec, weights, caches_, activations_, workspace_, spec.vocab_size};
+    return {spec, weights, caches_, activations_, workspace_, sizes_.split_k, spec.vocab_size};
   }
 
   DecodePlan plan_;
@@ -123,8 +127,8 @@ TEST(Decoder, TheExplicitPlanIsTheOperatorMap) {
           {"rope_embed", layers},       {"kv_cache_update", layers}, {"qk_dot", layers},
           {"softmax_mask", layers},     {"pv_dot", layers},          {"attn_out_proj", layers},
           {"residual_add", 2 * layers}, {"gate_proj", layers},       {"up_proj", layers},
-          {"silu_mul", layers},         {"down_proj", layers},       {"final_rms_norm", 1},
-          {"lm_head_gemv", 1},          {"token_sampler", 1}}));
+          {"silu_mul", layers},         {"down_proj", layers},       {"splitk_reduce", layers},
+          {"final_rms_norm", 1},        {"lm_head_gemv", 1},         {"token_sampler", 1}}));
 }
 
 TEST(Decoder, HybridLayersHaveTheirOwnOperators) {
@@ -151,11 +155,27 @@ TEST(Decoder, TheFusedPlanHasAtMostFourteenKernels) {
   EXPECT_EQ(tags.at("attention"), 3);
 }
 
+TEST(Decoder, SplitKFollowsTheBackendsTable) {
+  const OpList list = PaperModel("tiny-llama", DecodePlan::kExplicit).Decode(3);
+  int split = 0;
+  for (size_t i = 0; i < list.calls().size(); ++i) {
+    const auto* gemv = std::get_if<ops::Gemv>(&list.calls()[i].op);
+    if (gemv == nullptr || gemv->splits == 1) continue;
+    ++split;
+    EXPECT_EQ(list.calls()[i].tag, "down_proj");
+    const auto& reduce = std::get<ops::SplitKReduce>(list.calls()[i + 1].op);
+    EXPECT_EQ(reduce.partials.data, gemv->partials.data);
+    EXPECT_EQ(reduce.out.data, gemv->out.data);
+    EXPECT_EQ(list.calls()[i + 1].layer, list.calls()[i].layer);
+  }
+  EXPECT_EQ(split, 3);
+}
+
 TEST(Decoder, PrefillTagsAreTheDecodeTagsWithAPrefix) {
   PaperModel model("tiny-qwen35", DecodePlan::kExplicit);
   std::set<std::string> decode;
   for (const auto& [tag, n] : Tags(model.Decode(1))) decode.insert(tag);
-  for (const char* tag : {"qk_dot", "softmax_mask", "pv_dot"}) decode.erase(tag);
+  for (const char* tag : {"qk_dot", "softmax_mask", "pv_dot", "splitk_reduce"}) decode.erase(tag);
   decode.insert("attention");
   std::vector<std::string> want;
   for (const std::string& tag : decode) want.push_back("prefill_" + tag);

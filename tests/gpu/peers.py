@@ -46,6 +46,8 @@ def main():
 
         timed(eager, 8)
         print(f"transformers eager: {statistics.median(timed(eager, 24) for _ in range(3)):.1f} tokens/s")
+        print(f"transformers eager: device memory {torch.cuda.max_memory_reserved() / 1e6:.0f} MB reserved at most, "
+              f"{torch.cuda.max_memory_allocated() / 1e6:.0f} MB in tensors")
         try:
             cache = StaticCache(config=model.config, max_cache_len=2048)
             model(ids[:, :PROMPT], past_key_values=cache, use_cache=True)
