@@ -1,8 +1,8 @@
 #!/bin/bash
-# Everything that is proved on a GPU, in one command, from what pack.sh gathered: operators against the CPU backend,
-# full-shape parity with transformers, replays, speed beside transformers, and the memory checker. Needs an NVIDIA
-# device; python3 with torch and transformers for the parity part, which skips visibly without them.
-#   tests/gpu/run.sh [PART...]     PART: ops service parity replay speed sweep sanitizer (all of them when none is given)
+# Everything that is proved on a GPU, in one command, from what pack.sh gathered: operators and whole models against
+# the CPU backend, full-shape parity with transformers, replays, speed beside transformers, and the memory checker.
+# Needs an NVIDIA device; python3 with torch and transformers for the parity part, which skips visibly without them.
+#   tests/gpu/run.sh [PART...]     PART: ops models service parity replay speed sweep sanitizer (none given: all)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export LD_LIBRARY_PATH=$PWD/.gpu/lib PYTHONUNBUFFERED=1
@@ -23,6 +23,7 @@ r = random.Random(1)
 sys.stdout.buffer.write(struct.pack('<64i', *(r.randrange(3000) for _ in range(64))))" >"$work/ids"; }
 
 ops() { step ops; check 240 "$bin/cuda_ops_test" --gtest_brief=1; }
+models() { step models; QWEND_SOURCE_DIR=$PWD check 240 "$bin/cuda_model_test" --gtest_brief=1; }
 service() { step service; check 180 python3 tests/gpu/service.py "$bin" models/demo tests/golden/demo-greedy.json; }
 parity() {
   have_torch parity || return 0
@@ -68,7 +69,7 @@ sanitizer() {
 python3 -c "
 import struct, sys
 sys.stdout.buffer.write(struct.pack('<70i', *(i * 7 % 500 for i in range(70))))" >"$work/small-ids"
-for part in "${@:-ops service parity replay speed sweep sanitizer}"; do
+for part in "${@:-ops models service parity replay speed sweep sanitizer}"; do
   for name in $part; do "$name"; done
 done
 [ "$failed" = 0 ] && echo "gpu: all passed"
