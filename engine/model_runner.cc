@@ -106,25 +106,19 @@ class ModelRunnerImpl final : public ModelRunner {
   }
 
   std::span<const int32_t> Decode(std::span<const DecodeRow> rows) override {
-    Require(!rows.empty() && rows.size() <= static_cast<size_t>(max_sequences_),
-            "Decode: ", rows.size(), " rows; 1 to ", max_sequences_, " are possible");
-    const auto at = std::lower_bound(sizes_.buckets.begin(), sizes_.buckets.end(),
-                                     static_cast<int>(rows.size()));
-    const size_t index = at - sizes_.buckets.begin();
-    const double mean_length = SetDecodeInputs(rows, *at);
+    const size_t index = BucketIndex(rows);
+    const int bucket = sizes_.buckets[index];
+    const double mean_length = SetDecodeInputs(rows, bucket);
     DecodeProgram& decode = decode_[index];
     if (timed_decode_.Next()) {
       const std::span<const double> seconds = decode.program->RunTimed();
-      profiler_.Record("decode", *at, decode.list.calls(), seconds, mean_length,
+      profiler_.Record("decode", bucket, decode.list.calls(), seconds, mean_length,
                        static_cast<int64_t>(rows.size()));
     } else {
       decode.program->Run();
     }
     replays_[index].fetch_add(1, std::memory_order_relaxed);
-    tokens_.resize(rows.size());
-    backend_.CopyToHost(tokens_.data(), workspace_.tokens.data,
-                        static_cast<int64_t>(rows.size() * sizeof(int32_t)));
-    return tokens_;
+    return CopyTokens(rows.size());
   }
 
   const KernelProfiler& profiler() const override { return profiler_; }
@@ -150,24 +144,24 @@ class ModelRunnerImpl final : public ModelRunner {
                                       const OpObserver& observer) override {
     const int rows = static_cast<int>(chunk.tokens.size());
     SetPrefillInputs(chunk);
-    const auto run = [&](const OpList& list) {
-      for (const OpCall& call : list.calls()) {
-        backend_.Run(call.op);
-        if (!observer) continue;
-        backend_.Synchronize();
-        observer(call);
-      }
-    };
-    run(PrefillLayers(rows));
+    RunObserved(PrefillLayers(rows), observer);
     std::vector<float> logits(int64_t{rows} * spec_.vocab_size);
     for (int first = 0; first < rows; first += sizes_.max_bucket) {
       const int count = std::min(sizes_.max_bucket, rows - first);
       OpList head("prefill_");
       AppendHead(Context(), {}, first, count, HeadForm::kPlain, head);
-      run(head);
+      RunObserved(head, observer);
       CopyLogits(count, logits.data() + int64_t{first} * spec_.vocab_size);
     }
     return logits;
+  }
+
+  std::span<const int32_t> DecodeEagerly(std::span<const DecodeRow> rows,
+                                         const OpObserver& observer) override {
+    const size_t index = BucketIndex(rows);
+    SetDecodeInputs(rows, sizes_.buckets[index]);
+    RunObserved(decode_[index].list, observer);
+    return CopyTokens(rows.size());
   }
 
   std::vector<float> LastDecodeLogits(int rows) override {
@@ -191,6 +185,24 @@ class ModelRunnerImpl final : public ModelRunner {
             .workspace = workspace_,
             .split_k = sizes_.split_k,
             .vocab_limit = vocab_limit_};
+  }
+
+  // Which bucket a decode of these rows takes.
+  size_t BucketIndex(std::span<const DecodeRow> rows) const {
+    Require(!rows.empty() && rows.size() <= static_cast<size_t>(max_sequences_),
+            "Decode: ", rows.size(), " rows; 1 to ", max_sequences_, " are possible");
+    return std::lower_bound(sizes_.buckets.begin(), sizes_.buckets.end(),
+                            static_cast<int>(rows.size())) -
+           sizes_.buckets.begin();
+  }
+
+  void RunObserved(const OpList& list, const OpObserver& observer) {
+    for (const OpCall& call : list.calls()) {
+      backend_.Run(call.op);
+      if (!observer) continue;
+      backend_.Synchronize();
+      observer(call);
+    }
   }
 
   void CompileDecode(int bucket) {
@@ -299,6 +311,13 @@ class ModelRunnerImpl final : public ModelRunner {
       before = after;
     }
     profiler_.Record("prefill", 0, list.calls(), seconds, mean_length, rows);
+  }
+
+  std::span<const int32_t> CopyTokens(size_t rows) {
+    tokens_.resize(rows);
+    backend_.CopyToHost(tokens_.data(), workspace_.tokens.data,
+                        static_cast<int64_t>(rows * sizeof(int32_t)));
+    return tokens_;
   }
 
   void CopyLogits(int rows, float* to) {

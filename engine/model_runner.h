@@ -2,6 +2,7 @@
 // decode program per batch bucket, and eager prefill.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -42,12 +43,15 @@ class ModelRunner : public StepExecutor {
   // As RunnerOptions::profile_every; counting starts anew. Engine thread.
   virtual void set_profile_every(int steps) = 0;
 
-  // For tests and tools: the logits (fp32 [rows, vocab]) of every position of the last prefill, or
-  // of the last decode. PrefillAllLogits runs like Prefill but keeps all rows; `observer`, when
-  // set, sees each operator after it ran.
+  // For tests and tools: the logits (fp32 [rows, vocab]) of every position of a prefill, or of the
+  // last decode. PrefillAllLogits runs like Prefill but keeps all rows. `observer`, when set, sees
+  // each operator after it ran, with the device idle.
   using OpObserver = std::function<void(const OpCall&)>;
   virtual std::vector<float> PrefillAllLogits(const PrefillChunk& chunk,
                                               const OpObserver& observer) = 0;
+  // The same step as Decode, operator by operator instead of as a compiled program.
+  virtual std::span<const int32_t> DecodeEagerly(std::span<const DecodeRow> rows,
+                                                 const OpObserver& observer) = 0;
   virtual std::vector<float> LastDecodeLogits(int rows) = 0;
 };
 

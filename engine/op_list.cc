@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/op_check.h"
+#include "kernels/op_parts.h"
 
 namespace qwend {
 namespace {

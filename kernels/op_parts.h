@@ -54,6 +54,8 @@ struct IgnorePart {
   void operator()(const Part&) const {}
 };
 template <typename T>
-concept FusedOp = requires(const T& op) { ForEachPart(op, IgnorePart()); };
+concept FusedOp = requires(const T& op) {
+  ForEachPart(op, IgnorePart());
+};
 
 }  // namespace qwend

@@ -122,7 +122,7 @@ class CudaBackend : public Backend {
     stream_ = MakeStream();
     workspace_ = Allocate(kWorkspaceBytes);
     ctx_ = {stream_.get(), properties_.multiProcessorCount, properties_.major >= 9,
-            workspace_.data()};
+            workspace_.data(), {}};
     PrepareAttentionKernels();
   }
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 
+#include "engine/op_outputs.h"
 #include "nlohmann/json.hpp"
 #include "tests/engine/test_model.h"
 
@@ -20,32 +21,22 @@ namespace {
 constexpr double kTolerance = 2e-3;  // what the issue allows
 constexpr double kExpected = 2e-5;   // what fp32 sums in another order cost
 
-// Outputs of each operator of one prefill, in order of its occurrence: {layer, tag} -> values.
+// Outputs of each operator of one prefill, in order of its occurrence: {layer, name} -> values. The
+// name is the operator's tag, and for outputs with names of their own "tag.name".
 class Outputs {
  public:
+  explicit Outputs(Backend& backend) : backend_(backend) {}
+
   void operator()(const OpCall& call) {
+    const std::string tag = call.tag.substr(std::string("prefill_").size());
     const auto put = [&](const std::string& name, const TensorView& v) {
-      outputs_[{call.layer, name}].push_back(Values(v));
+      outputs_[{call.layer, name == "out" ? tag : tag + "." + name}].push_back(
+          ReadFloats(backend_, v));
     };
-    std::string tag = call.tag.substr(std::string("prefill_").size());
-    std::visit(
-        [&](const auto& op) {
-          using T = std::decay_t<decltype(op)>;
-          if constexpr (std::is_same_v<T, ops::QkNorm>) {
-            put("q_norm", op.q);
-            put("k_norm", op.k);
-          } else if constexpr (std::is_same_v<T, ops::RopeEmbed>) {
-            put("rope_cos", op.cos);
-          } else if constexpr (std::is_same_v<T, ops::RmsNormResidualFused>) {
-            put("residual", op.sum);
-            put("rms_norm", op.out);
-          } else if constexpr (std::is_same_v<T, ops::ResidualAdd>) {
-            put("residual", op.out);
-          } else if constexpr (requires { op.out; }) {
-            put(tag, op.out);
-          }
-        },
-        call.op);
+    for (const OpOutput& output : OutputsOf(call.op)) {
+      if (output.view.dtype == DType::kF32) put(output.name, output.view);
+    }
+    if (const auto* rope = std::get_if<ops::RopeEmbed>(&call.op)) put("cos", rope->cos);
   }
 
   // The n-th output of the tag in the layer; fails when there is none.
@@ -60,6 +51,7 @@ class Outputs {
   }
 
  private:
+  Backend& backend_;
   std::map<std::pair<int, std::string>, std::vector<std::vector<float>>> outputs_;
 };
 
@@ -80,7 +72,7 @@ class GoldenTest : public testing::TestWithParam<const char*> {
         model_(GoldenDir(GetParam()), {.plan = DecodePlan::kExplicit, .max_sequences = 64}) {}
 
   Outputs Observe(const std::string& prompt) {
-    Outputs outputs;
+    Outputs outputs(model_.backend());
     const TestSequence sequence = model_.Sequence(1);
     const std::vector<int32_t> ids = golden_.Get("ids." + prompt).ids;
     model_.runner().PrefillAllLogits(
@@ -139,7 +131,7 @@ TEST_P(GoldenTest, HiddenStatesAreTheReferences) {
         .ids = {}};
     const std::vector<float>& got = i == 0        ? outputs.Get(-1, "embedding_lookup")
                                     : i == layers ? outputs.Get(-1, "final_rms_norm")
-                                                  : outputs.Get(i - 1, "residual", 1);
+                                                  : outputs.Get(i - 1, "residual_add", 1);
     ExpectClose(got, at, 0, "hidden state " + std::to_string(i));
   }
 }
@@ -161,8 +153,8 @@ TEST_P(GoldenTest, SubModuleOutputsAreTheReferences) {
         {"self_attn.q_proj", {"q_proj_gemv", 0}},
         {"self_attn.k_proj", {"k_proj_gemv", 0}},
         {"self_attn.v_proj", {"v_proj_gemv", 0}},
-        {"self_attn.q_norm", {"q_norm", 0}},
-        {"self_attn.k_norm", {"k_norm", 0}},
+        {"self_attn.q_norm", {"qk_norm.q", 0}},
+        {"self_attn.k_norm", {"qk_norm.k", 0}},
         {"linear_attn", {"linear_out_proj", 0}},
         {"linear_attn.out_proj", {"linear_out_proj", 0}},
         {"linear_attn.in_proj_qkv", {"in_proj_qkv", 0}},
@@ -202,7 +194,7 @@ TEST_P(GoldenTest, SubModuleOutputsAreTheReferences) {
       // The reference holds each cosine twice, for both halves of the rotated elements.
       int layer = 0;
       while (spec.layers[layer] != LayerKind::kFullAttention) ++layer;
-      const std::vector<float>& table = outputs.Get(layer, "rope_cos");
+      const std::vector<float>& table = outputs.Get(layer, "rope_embed.cos");
       const int64_t half = spec.rotary_dim / 2;
       for (int64_t p = 0; p < want.rows(); ++p) {
         for (int64_t i = 0; i < 2 * half; ++i) got.push_back(table[p * half + i % half]);

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
-
-#include "kernels/bf16.h"
 
 namespace qwend {
 namespace {
@@ -19,7 +18,8 @@ T Must(absl::StatusOr<T> value) {
 }  // namespace
 
 std::filesystem::path SourcePath(const std::string& path) {
-  return std::filesystem::path(QWEND_SOURCE_DIR) / path;
+  const char* given = std::getenv("QWEND_SOURCE_DIR");
+  return std::filesystem::path(given != nullptr ? given : QWEND_SOURCE_DIR) / path;
 }
 
 std::filesystem::path GoldenDir(const std::string& name) {
@@ -66,21 +66,6 @@ double RelativeError(const float* a, const float* b, int64_t n) {
   return std::sqrt(difference) / std::sqrt(size);  // NaN stays NaN
 }
 
-std::vector<float> Values(const TensorView& view) {
-  Require(view.dtype == DType::kF32 && view.layout == Layout::kRowMajor,
-          "Values: ", view.ShapeString());
-  std::vector<float> out;
-  out.reserve(view.elements());
-  std::array<int64_t, TensorView::kMaxRank> at{};
-  for (int64_t i = 0; i < view.elements(); ++i) {
-    int64_t offset = 0;
-    for (int d = 0; d < view.rank; ++d) offset += at[d] * view.strides[d];
-    out.push_back(view.As<float>()[offset]);
-    for (int d = view.rank - 1; d >= 0 && ++at[d] == view.shape[d]; --d) at[d] = 0;
-  }
-  return out;
-}
-
 TestModel::TestModel(const std::filesystem::path& dir, TestModelOptions options) {
   OpenedModel model = Must(OpenModel(dir));
   spec_ = model.config.spec;
@@ -93,7 +78,7 @@ TestModel::TestModel(const ModelSpec& spec, WeightSource& weights, TestModelOpti
 }
 
 void TestModel::Build(WeightSource& weights, const TestModelOptions& options) {
-  backend_ = MakeCpuBackend(options.threads);
+  backend_ = options.backend == "cuda" ? MakeCudaBackend() : MakeCpuBackend(options.threads);
   plan_ = Must(PlanMemory(spec_, *backend_,
                           {.max_sequences = options.max_sequences,
                            .max_context_tokens = options.max_context,
@@ -147,8 +132,10 @@ int32_t TestModel::Prefill(const TestSequence& sequence, const std::vector<int32
 }
 
 int32_t TestModel::DecodeOne(const TestSequence& sequence, int32_t token, int position) {
-  const DecodeRow row{
-      .sequence = sequence.view(), .token = token, .position = position, .sampling = {}};
+  const DecodeRow row{.sequence = sequence.view(),
+                      .token = token,
+                      .position = position,
+                      .sampling = {.keep_logits = 1}};
   return runner_->Decode({&row, 1})[0];
 }
 

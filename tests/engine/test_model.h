@@ -1,5 +1,4 @@
-// A model of tests/golden or models/ on the CPU backend, ready to run, and the sequences to run it
-// with.
+// A model of tests/golden or models/ on a backend, ready to run, and the sequences to run it with.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +14,8 @@
 
 namespace qwend {
 
-// The reference folder of one golden checkpoint, or any other path below the source folder.
+// The reference folder of one golden checkpoint, or any other path below the source folder: the one
+// of the environment variable QWEND_SOURCE_DIR, or else the one that this was compiled in.
 std::filesystem::path GoldenDir(const std::string& name);
 std::filesystem::path SourcePath(const std::string& path);
 
@@ -41,9 +41,6 @@ class GoldenFile {
 // ||a - b|| / ||b||.
 double RelativeError(const float* a, const float* b, int64_t n);
 
-// The elements of a (possibly strided) f32 view, in order.
-std::vector<float> Values(const TensorView& view);
-
 struct TestModelOptions {
   DecodePlan plan = DecodePlan::kFused;
   int max_sequences = 4;
@@ -51,7 +48,8 @@ struct TestModelOptions {
   int chunk = 192;
   int profile_every = 0;
   int sampleable_tokens = 0;
-  int threads = 2;
+  int threads = 2;              // of the CPU backend
+  std::string backend = "cpu";  // cpu | cuda
 };
 
 // Pages and slot of one sequence. Pages of different sequences interleave, so that an operator that

@@ -1,20 +1,31 @@
-// Runs a model folder on one backend and writes raw numbers for a script to compare:
-//   model_probe logits MODEL BACKEND PLAN IDS OUT   teacher-forced logits, f32 [2, n, vocab]:
-//   decoded one by one after a
-//                                                   one-token prompt, then by one prefill of all
-//   model_probe greedy MODEL BACKEND PLAN IDS N     N greedy tokens after the prompt, one line of
-//   ids model_probe replay MODEL BACKEND PLAN IDS N     the same decode step N times from the same
-//   state: bits and memory
-// IDS is a file of little-endian int32. Exit code 1 with one line on an error or a failed check.
+// Runs a model folder on one backend, for a script to compare or a person to read.
+//
+// model_probe logits MODEL BACKEND PLAN IDS OUT
+//   Teacher-forced logits to OUT, f32 [2, n, vocab]: decoded one by one after a one-token prompt,
+//   then by one prefill of all.
+// model_probe greedy MODEL BACKEND PLAN IDS N
+//   N greedy tokens after the prompt, one line of ids.
+// model_probe replay MODEL BACKEND PLAN IDS N
+//   The same decode steps N times from the same state: bits and device memory must stay.
+// model_probe diff MODEL BACKEND PLAN IDS TOLERANCE [table] [log]
+//   Prefill, then teacher-forced decode of the last ids, on the CPU and on BACKEND, operator by
+//   operator: the first that differs by more than TOLERANCE, and the worst. "table" adds a line per
+//   operator, "log" a line per read or write of the KV pages.
+//
+// BACKEND is cpu or cuda, PLAN explicit or fused, IDS a file of little-endian int32. Exit code 1
+// with one line on an error or a failed check.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "engine/diff_run.h"
 #include "engine/loader/weights.h"
 #include "engine/memory_plan.h"
 #include "engine/model_runner.h"
@@ -23,6 +34,7 @@ namespace qwend {
 namespace {
 
 constexpr int kReplayRound = 100;  // steps from one prompt before it is prefilled again
+constexpr int kDiffDecodes = 8;    // ids that diff decodes, after a prefill of the others
 
 [[noreturn]] void Die(const std::string& message) {
   std::fprintf(stderr, "model_probe: %s\n", message.c_str());
@@ -81,11 +93,15 @@ struct Probe {
     return token;
   }
 
+  DecodeRow Row(int32_t token, int position) const {
+    return {.sequence = {.pages = pages, .state_slot = 0},
+            .token = token,
+            .position = position,
+            .sampling = {.keep_logits = 1}};
+  }
+
   int32_t DecodeOne(int32_t token, int position) {
-    const DecodeRow row{.sequence = {.pages = pages, .state_slot = 0},
-                        .token = token,
-                        .position = position,
-                        .sampling = {}};
+    const DecodeRow row = Row(token, position);
     return runner->Decode({&row, 1})[0];
   }
 };
@@ -147,12 +163,42 @@ void Replay(Probe& probe, const std::vector<int32_t>& ids, int count) {
   if (drift > (1 << 20)) Die("device memory drifts");
 }
 
+// The CPU and the probe's backend side by side.
+void Diff(Probe& cpu, Probe& probe, const std::vector<int32_t>& ids, double tolerance,
+          const std::set<std::string>& wanted) {
+  const int n = static_cast<int>(ids.size());
+  const int prompt = std::max(1, n - kDiffDecodes);
+  DiffRun run({*cpu.runner, *cpu.backend}, {*probe.runner, *probe.backend}, tolerance);
+  const int size = probe.runner->max_prefill_tokens();
+  for (int begin = 0; begin < prompt; begin += size) {
+    run.Prefill(probe.Chunk(ids, begin, std::min(begin + size, prompt)));
+  }
+  for (int i = prompt; i < n; ++i) {
+    const DecodeRow row = probe.Row(ids[i], i);
+    run.Decode({&row, 1});
+  }
+  if (wanted.count("table") != 0) std::printf("%s", run.report().Table().c_str());
+  if (wanted.count("log") != 0) std::printf("%s", run.kv_log().ToString().c_str());
+  std::printf("%s", run.report().Summary().c_str());
+  std::fflush(stdout);
+  if (!run.kv_log().violations().empty()) Die("KV pages: " + run.kv_log().violations().front());
+  if (run.report().First() != nullptr) Die("the backends differ");
+}
+
 int Main(int argc, char** argv) {
-  if (argc != 7)
-    Die("usage: model_probe logits|greedy|replay MODEL cpu|cuda explicit|fused IDS OUT|N");
-  const std::string mode = argv[1], last = argv[6];
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (argc < 7 || (argc > 7 && mode != "diff")) {
+    Die("usage:\n"
+        "  model_probe logits MODEL BACKEND PLAN IDS OUT\n"
+        "  model_probe greedy MODEL BACKEND PLAN IDS N\n"
+        "  model_probe replay MODEL BACKEND PLAN IDS N\n"
+        "  model_probe diff   MODEL BACKEND PLAN IDS TOLERANCE [table] [log]\n"
+        "BACKEND: cpu or cuda; PLAN: explicit or fused; IDS: a file of little-endian int32");
+  }
+  const std::string last = argv[6];
   const std::vector<int32_t> ids = ReadIds(argv[5]);
-  const int count = mode == "logits" ? 0 : std::atoi(last.c_str());
+  const bool counts = mode == "greedy" || mode == "replay";
+  const int count = counts ? std::atoi(last.c_str()) : 0;
   const int steps = mode == "greedy" ? count : mode == "replay" ? kReplayRound : 0;
   const int context = static_cast<int>(ids.size()) + steps + 1;
   Probe probe(argv[2], argv[3], argv[4], context);
@@ -162,6 +208,9 @@ int Main(int argc, char** argv) {
     Greedy(probe, ids, count);
   } else if (mode == "replay") {
     Replay(probe, ids, count);
+  } else if (mode == "diff") {
+    Probe cpu(argv[2], "cpu", argv[4], context);
+    Diff(cpu, probe, ids, std::atof(last.c_str()), {argv + 7, argv + argc});
   } else {
     Die("unknown mode " + mode);
   }

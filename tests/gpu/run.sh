@@ -1,8 +1,9 @@
 #!/bin/bash
-# Everything that is proved on a GPU, in one command, from what pack.sh gathered: operators against the CPU backend,
-# full-shape parity with transformers, replays, speed beside transformers, and the memory checker. Needs an NVIDIA
-# device; python3 with torch and transformers for the parity part, which skips visibly without them.
-#   tests/gpu/run.sh [PART...]     PART: ops service parity replay speed sweep sanitizer (all of them when none is given)
+# Everything that is proved on a GPU, in one command, from what pack.sh gathered: operators and whole models against
+# the CPU backend, full-shape parity with transformers, replays, speed beside transformers, and the memory checker.
+# Needs an NVIDIA device; python3 with torch and transformers for the parity part, which skips visibly without them.
+#   tests/gpu/run.sh [PART...]   PART: ops models service parity replay speed peers sweep sanitizer archs (all when none is
+#                                given). PLANS="explicit fused" names the decode plans to show.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export LD_LIBRARY_PATH=$PWD/.gpu/lib PYTHONUNBUFFERED=1
@@ -11,6 +12,7 @@ work=${QWEND_GPU_WORK:-/tmp/qwend-gpu}
 mkdir -p "$work"
 failed=0
 shapes="qwen3.5-0.8b article-0.8b"
+plans=${PLANS:-explicit fused}
 
 [ -e /dev/nvidiactl ] || { echo "SKIP gpu: no NVIDIA device"; exit 0; }
 step() { echo "== $* ($SECONDS s)"; }
@@ -23,31 +25,51 @@ r = random.Random(1)
 sys.stdout.buffer.write(struct.pack('<64i', *(r.randrange(3000) for _ in range(64))))" >"$work/ids"; }
 
 ops() { step ops; check 240 "$bin/cuda_ops_test" --gtest_brief=1; }
-service() { step service; check 180 python3 tests/gpu/service.py "$bin" models/demo tests/golden/demo-greedy.json; }
+models() { step models; QWEND_SOURCE_DIR=$PWD check 240 "$bin/cuda_model_test" --gtest_brief=1; }
+service() {
+  for plan in $plans; do
+    step "service $plan"
+    check 180 python3 tests/gpu/service.py "$bin" models/demo tests/golden/demo-greedy.json "$plan"
+  done
+}
 parity() {
   have_torch parity || return 0
   for shape in $shapes; do
-    step "parity $shape"
     checkpoint "$shape"
-    check 240 python3 tests/gpu/parity.py "$bin/model_probe" "$work/$shape"
+    step "parity $shape"
+    # shellcheck disable=SC2086
+    check 240 python3 tests/gpu/parity.py "$bin/model_probe" "$work/$shape" $plans
   done
 }
 replay() {
   ids
-  for model in models/demo; do
-    step "replay $model"
-    check 120 "$bin/model_probe" replay "$model" cuda explicit "$work/ids" 10000
+  for plan in $plans; do
+    step "replay $plan"
+    check 120 "$bin/model_probe" replay models/demo cuda "$plan" "$work/ids" 10000
   done
 }
 speed() {
   for shape in $shapes; do
-    step "speed $shape"
-    check 120 "$bin/qwend-bench" --backend=cuda --synthetic="$shape" --prompt_tokens=1024 --decode_tokens=256 --batch=1,8
+    for plan in $plans; do
+      step "speed $shape $plan"
+      check 120 "$bin/qwend-bench" --backend=cuda --synthetic="$shape" --decode_plan="$plan" --prompt_tokens=128 \
+        --context=1024 --decode_tokens=256 --batch=1,2,4,8
+    done
+    for context in 128 8192; do
+      step "speed $shape, context $context"
+      for plan in $plans; do
+        echo "$plan:"
+        check 120 "$bin/qwend-bench" --backend=cuda --synthetic="$shape" --decode_plan="$plan" --prompt_tokens=1024 \
+          --context=$context --decode_tokens=256 | grep -E "^(prefill  |decode  |  +[0-9.]+ %)"
+      done
+    done
   done
+}
+peers() {
   have_torch "peers" || return 0
   for shape in $shapes; do
-    step "peers $shape"
     checkpoint "$shape"
+    step "peers $shape"
     check 240 python3 tests/gpu/peers.py "$work/$shape"
   done
 }
@@ -57,18 +79,32 @@ sweep() {
     check 120 "$bin/qwend-bench" --backend=cuda --synthetic="$shape" --sweep=splitk
   done
 }
+# Every family and plan under each tool, four at a time.
 sanitizer() {
+  local tool model plan
   for tool in memcheck racecheck initcheck; do
     step "compute-sanitizer $tool"
-    check 240 compute-sanitizer --tool "$tool" --error-exitcode 1 "$bin/model_probe" greedy tests/golden/tiny-qwen35 cuda \
-      explicit "$work/small-ids" 4
+    for model in tests/golden/tiny-*; do
+      for plan in $plans; do echo "$model $plan"; done
+    done | check 300 xargs -P 4 -L 1 bash -c 'out=$(compute-sanitizer --tool '"$tool"' --error-exitcode 1 \
+      '"$bin"'/model_probe greedy "$0" cuda "$1" '"$work"'/small-ids 4 2>&1) && echo "  $0 $1: clean" ||
+      { echo "  $0 $1: FAILED"; echo "$out" | head -n 40; exit 1; }'
+  done
+}
+# The kernels compile for every architecture that the README names.
+archs() {
+  command -v nvcc >/dev/null || { echo "SKIP archs: no nvcc"; return 0; }
+  for arch in 80 89 90a 120; do
+    step "nvcc sm_$arch"
+    printf '%s\n' kernels/cuda/*.cu | check 300 xargs -P "$(nproc)" -I{} nvcc -std=c++20 -O3 -I. --Werror=all-warnings \
+      -gencode=arch=compute_$arch,code=sm_$arch -c {} -o /dev/null
   done
 }
 
 python3 -c "
 import struct, sys
 sys.stdout.buffer.write(struct.pack('<70i', *(i * 7 % 500 for i in range(70))))" >"$work/small-ids"
-for part in "${@:-ops service parity replay speed sweep sanitizer}"; do
+for part in "${@:-ops models service parity replay speed peers sweep sanitizer archs}"; do
   for name in $part; do "$name"; done
 done
 [ "$failed" = 0 ] && echo "gpu: all passed"

@@ -1,6 +1,6 @@
 """The real server and client on a GPU: the demo model's greedy answers, one by one and all at once.
 
-Usage: service.py BIN_DIR MODEL_DIR GREEDY_JSON     BIN_DIR holds qwend and qwend-client
+Usage: service.py BIN_DIR MODEL_DIR GREEDY_JSON PLAN     BIN_DIR holds qwend and qwend-client
 Every prompt whose smallest margin exceeds 0.05 must give the reference's token ids, alone; and all prompts sent at once
 must give the same ids as alone. Then the kernel profile and the metrics must name the kernels, and SIGTERM end the server
 with exit code 0. Exit code 1 when any of it fails.
@@ -19,10 +19,10 @@ MARGIN = 0.05
 
 
 def main():
-    bin_dir, model, greedy = sys.argv[1:4]
+    bin_dir, model, greedy, plan = sys.argv[1:5]
     cases = json.load(open(greedy, encoding="utf-8"))
     log = tempfile.NamedTemporaryFile("r", suffix=".log")
-    server = subprocess.Popen([f"{bin_dir}/qwend", f"--model={model}", "--backend=cuda", "--decode_plan=explicit",
+    server = subprocess.Popen([f"{bin_dir}/qwend", f"--model={model}", "--backend=cuda", f"--decode_plan={plan}",
                                "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0", "--log_format=json",
                                "--profile_every=8"], stderr=open(log.name, "w"))
     try:
