@@ -135,6 +135,11 @@ class ModelRunnerImpl final : public ModelRunner {
 
   std::vector<int> buckets() const override { return sizes_.buckets; }
   DecodePlan decode_plan() const override { return plan_; }
+  std::span<const OpCall> DecodeCalls(int bucket) const override {
+    const auto at = std::find(sizes_.buckets.begin(), sizes_.buckets.end(), bucket);
+    Require(at != sizes_.buckets.end(), "DecodeCalls: there is no bucket ", bucket);
+    return decode_[at - sizes_.buckets.begin()].list.calls();
+  }
   void set_profile_every(int steps) override {
     timed_decode_.set(steps);
     timed_prefill_.set(steps);

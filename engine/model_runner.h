@@ -40,6 +40,8 @@ class ModelRunner : public StepExecutor {
   virtual std::vector<EngineStats::PerBucket> BucketCounters() const = 0;
   virtual std::vector<int> buckets() const = 0;
   virtual DecodePlan decode_plan() const = 0;  // never kAuto
+  // The operators of a bucket's decode program; the bucket must be one of buckets().
+  virtual std::span<const OpCall> DecodeCalls(int bucket) const = 0;
   // As RunnerOptions::profile_every; counting starts anew. Engine thread.
   virtual void set_profile_every(int steps) = 0;
 

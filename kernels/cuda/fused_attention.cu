@@ -11,7 +11,9 @@ namespace {
 constexpr int kAttentionWarps = 8;
 constexpr int kSplitTokens = 64;  // positions of a split, as long as kMaxSplits suffice
 constexpr int kMaxSplits = 32;
+constexpr int kMergeAhead = 16;
 constexpr int kMaxGroup = 16;
+constexpr int kPartialHead = 4;  // before a split's values: the largest score, the sum; aligned
 constexpr int64_t kCounterOffset = 4096;  // behind the sampler's
 
 struct AttentionArguments {
@@ -28,16 +30,36 @@ struct AttentionArguments {
   BlockTable table;
   int group = 0, kv_heads = 0;
   float scale = 0.0f;
-  float* partials = nullptr;  // [rows, kv_heads, kMaxSplits, group, D + 2]
+  float* partials = nullptr;  // [rows, kv_heads, kMaxSplits, group, kPartialHead + D]
   unsigned* counters = nullptr;
   Span prefetch;
 };
 
+// What a warp needs to norm and rotate one head's vector, none of it made by an earlier kernel.
+template <int D>
+struct HeadConstants {
+  static constexpr int kPer = CeilDiv(D, kWarp);
+  float weight[kPer], cos[kPer], sin[kPer];  // of elements, and pairs, i * 32 + lane
+
+  __device__ __forceinline__ HeadConstants(const AttentionArguments& a, const Vector& weights,
+                                           int position, int lane) {
+    const int64_t angle = static_cast<int64_t>(position) * a.half;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int at = i * kWarp + lane;
+      weight[i] = weights && at < D ? a.norm_offset + weights[at] : 1.0f;
+      cos[i] = at < a.half ? a.cos[angle + at] : 1.0f;
+      sin[i] = at < a.half ? a.sin[angle + at] : 0.0f;
+    }
+  }
+};
+
 // One head's vector into shared memory, normed and rotated. One warp.
 template <int D>
-__device__ __forceinline__ void PrepareHead(float* to, const float* from, const Vector& weight,
-                                            const AttentionArguments& a, int position, int lane) {
-  constexpr int kPer = CeilDiv(D, kWarp);
+__device__ __forceinline__ void PrepareHead(float* to, const float* from,
+                                            const HeadConstants<D>& c, bool normed,
+                                            const AttentionArguments& a, int lane) {
+  constexpr int kPer = HeadConstants<D>::kPer;
   float x[kPer], square = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
@@ -45,45 +67,49 @@ __device__ __forceinline__ void PrepareHead(float* to, const float* from, const 
     x[i] = at < D ? from[at] : 0.0f;
     square = fmaf(x[i], x[i], square);
   }
-  const float inverse = weight ? rsqrtf(WarpSum(square) / D + a.norm_eps) : 1.0f;
+  const float inverse = normed ? rsqrtf(WarpSum(square) / D + a.norm_eps) : 1.0f;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int at = i * kWarp + lane;
-    if (at < D) to[at] = weight ? x[i] * inverse * (a.norm_offset + weight[at]) : x[i];
+    if (at < D) to[at] = x[i] * inverse * c.weight[i];
   }
   __syncwarp();
-  const int64_t angle = static_cast<int64_t>(position) * a.half;
-  for (int j = lane; j < a.half; j += kWarp) {
-    const float c = a.cos[angle + j], s = a.sin[angle + j];
-    const float first = to[j], second = to[j + a.half];
-    to[j] = first * c - second * s;
-    to[j + a.half] = second * c + first * s;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int at = i * kWarp + lane;
+    if (at >= a.half) continue;
+    const float first = to[at], second = to[at + a.half];
+    to[at] = first * c.cos[i] - second * c.sin[i];
+    to[at + a.half] = second * c.cos[i] + first * c.sin[i];
   }
   __syncwarp();
 }
 
-// N consecutive bf16, widened, in one load.
+// N consecutive bf16 as they lie in memory, in one load.
 template <int N>
-__device__ __forceinline__ void LoadWide(float (&to)[N], const bf16* from) {
-  if constexpr (N == 8) {
-    const uint4 w = *reinterpret_cast<const uint4*>(from);
-    const uint32_t pairs[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      to[2 * i] = LowBf16(pairs[i]);
-      to[2 * i + 1] = HighBf16(pairs[i]);
+struct Packed {
+  uint32_t pairs[CeilDiv(N, 2)] = {};
+  __device__ __forceinline__ void Load(const bf16* from) {
+    if constexpr (N == 8) {
+      const uint4 w = *reinterpret_cast<const uint4*>(from);
+      pairs[0] = w.x;
+      pairs[1] = w.y;
+      pairs[2] = w.z;
+      pairs[3] = w.w;
+    } else if constexpr (N == 4) {
+      const uint2 w = *reinterpret_cast<const uint2*>(from);
+      pairs[0] = w.x;
+      pairs[1] = w.y;
+    } else if constexpr (N == 2) {
+      pairs[0] = *reinterpret_cast<const uint32_t*>(from);
+    } else {
+      pairs[0] = *reinterpret_cast<const uint16_t*>(from);
     }
-  } else if constexpr (N == 4) {
-    const uint2 w = *reinterpret_cast<const uint2*>(from);
-    to[0] = LowBf16(w.x);
-    to[1] = HighBf16(w.x);
-    to[2] = LowBf16(w.y);
-    to[3] = HighBf16(w.y);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = ToFloat(from[i]);
   }
-}
+  __device__ __forceinline__ float operator[](int i) const {
+    return i % 2 == 0 ? LowBf16(pairs[i / 2]) : HighBf16(pairs[i / 2]);
+  }
+};
 
 // Largest score, sum of exponentials and weighted values of some positions.
 template <int N>
@@ -96,14 +122,18 @@ struct Softmax {
 // Block (split of the positions, key-value head, row), all query heads of the group at once. Each
 // warp keeps its own running softmax over every 8th position, so that no barrier stands between
 // positions; warps are merged in order at the end, and the block that ends last merges the splits
-// in order. How positions are split depends on the row's length alone. Bytes: keys and values once.
-// Bound: latency for short contexts, memory bandwidth for long ones.
+// in order. How positions are split depends on the row's length alone. The first keys and values
+// are requested before the kernel before has ended: earlier steps wrote them, and within a program
+// nothing may write a cached position but this kernel's own. Bytes: keys and values once. Bound:
+// latency for short contexts, memory bandwidth for long ones.
 template <int D, int G>
 __global__ void __launch_bounds__(kAttentionWarps* kWarp)
     DecodeAttentionKernel(const __grid_constant__ AttentionArguments a) {
-  constexpr int kPer = D < kWarp ? 1 : D / kWarp;        // elements of a head that a lane holds
-  constexpr int kBatch = G >= 16 ? 1 : G == 8 ? 2 : 4;   // positions a warp looks at together
-  constexpr int kTogether = G * D <= 512 ? G : 512 / D;  // heads merged at once
+  constexpr int kPer = D < kWarp ? 1 : D / kWarp;  // elements of a head that a lane holds
+  constexpr int kBatch = G >= 16 ? 1 : G == 8 ? 2 : 4;  // positions a warp looks at together
+  constexpr int kAhead = G * D >= 1024 ? kBatch : 2 * kBatch;  // positions whose loads are under way
+  constexpr int kMerged = G == kMaxGroup ? 512 : 1024;  // elements of all heads merged at once
+  constexpr int kTogether = G * D <= kMerged ? G : kMerged / D;
   __shared__ float heads[(G + 1) * D];
   __shared__ float largest[kAttentionWarps][G], sums[kAttentionWarps][G];
   __shared__ float values[kAttentionWarps][kTogether * D];
@@ -114,25 +144,44 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
   const int split = blockIdx.x, kv_head = blockIdx.y, row = blockIdx.z;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const bool active = lane * kPer < D;
-  PrefetchShare(a.prefetch);
-  WaitForPrevious();
   const int position = a.positions[row], length = position + 1;
   const int chunk = max(kSplitTokens, CeilDiv(length, kMaxSplits));
   const int splits = CeilDiv(length, chunk);
+  PrefetchShare(a.prefetch);
   if (split >= splits) return;
   const int begin = split * chunk, end = min(begin + chunk, length);
+  const bool newest = end == length;  // this split holds the new position
   const int* pages = a.table.PagesOf(row);
 
-  for (int g = warp; g < a.group; g += kAttentionWarps)
-    PrepareHead<D>(heads + g * D, a.q.At(row, kv_head * a.group + g), a.q_weight, a, position,
-                   lane);
-  if (end == length && warp == kAttentionWarps - 1) {  // this split holds the new position
-    float* key = heads + G * D;
-    PrepareHead<D>(key, a.k.At(row, kv_head), a.k_weight, a, position, lane);
+  Packed<kPer> key[kAhead], value[kAhead];
+  const auto load = [&](int b, int p) {
+    const int64_t at = PagedOffset(pages, p, kv_head, a.kv_heads, D) + lane * kPer;
+    key[b].Load(a.k_pages + at);
+    value[b].Load(a.v_pages + at);
+  };
+#pragma unroll
+  for (int b = 0; b < kAhead; ++b) {
+    const int p = begin + warp + b * kAttentionWarps;
+    if (p < end && p < position && active) load(b, p);
+  }
+  const bool prepares_key = newest && warp == kAttentionWarps - 1;
+  const HeadConstants<D> constants(a, prepares_key ? a.k_weight : a.q_weight, position, lane);
+  const bool normed = static_cast<bool>(a.q_weight);
+  WaitForPrevious();
+
+  // Heads go round the warps that do not prepare the key.
+  const int preparers = newest ? kAttentionWarps - 1 : kAttentionWarps;
+  if (prepares_key) {
+    float* own = heads + G * D;
+    PrepareHead<D>(own, a.k.At(row, kv_head), constants, normed, a, lane);
     const int64_t at = PagedOffset(pages, position, kv_head, a.kv_heads, D);
     for (int i = lane; i < D; i += kWarp) {
-      a.k_pages[at + i] = FromFloat<bf16>(key[i]);
+      a.k_pages[at + i] = FromFloat<bf16>(own[i]);
       a.v_pages[at + i] = FromFloat<bf16>(a.v.At(row, kv_head)[i]);
+    }
+  } else {
+    for (int g = warp; g < a.group; g += preparers) {
+      PrepareHead<D>(heads + g * D, a.q.At(row, kv_head * a.group + g), constants, normed, a, lane);
     }
   }
   __syncthreads();
@@ -145,49 +194,51 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
       query[g][i] = active && g < a.group ? heads[g * D + lane * kPer + i] * a.scale : 0.0f;
   }
   Softmax<kPer> soft[G];
-  for (int first = begin + warp; first < end; first += kBatch * kAttentionWarps) {
-    float key[kBatch][kPer] = {}, value[kBatch][kPer] = {};
+  for (int base = begin + warp; base < end; base += kAhead * kAttentionWarps) {
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int p = first + b * kAttentionWarps;
-      if (p >= end || !active) continue;
-      const int64_t at = PagedOffset(pages, p, kv_head, a.kv_heads, D) + lane * kPer;
-      LoadWide<kPer>(key[b], a.k_pages + at);
-      LoadWide<kPer>(value[b], a.v_pages + at);
+    for (int b = 0; b < kAhead; ++b) {
+      const int p = base + b * kAttentionWarps;
+      const bool loaded = base == begin + warp && p < position;
+      if (p < end && !loaded && active) load(b, p);
     }
-    float dots[kBatch * G];
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
+    for (int part = 0; part < kAhead; part += kBatch) {
+      const int first = base + part * kAttentionWarps;
+      if (first >= end) break;
+      float dots[kBatch * G];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+          float dot = 0.0f;
+#pragma unroll
+          for (int i = 0; i < kPer; ++i) dot = fmaf(query[g][i], key[part + b][i], dot);
+          dots[b * G + g] = dot;
+        }
+      }
+      const float own = WarpSums(dots, lane);
 #pragma unroll
       for (int g = 0; g < G; ++g) {
-        float dot = 0.0f;
+        float score[kBatch], most = soft[g].largest;
 #pragma unroll
-        for (int i = 0; i < kPer; ++i) dot = fmaf(query[g][i], key[b][i], dot);
-        dots[b * G + g] = dot;
-      }
-    }
-    const float own = WarpSums(dots, lane);
+        for (int b = 0; b < kBatch; ++b) {
+          score[b] = __shfl_sync(kFullMask, own, (b * G + g) * (kWarp / (kBatch * G)));
+          if (first + b * kAttentionWarps >= end) score[b] = -INFINITY;
+          most = fmaxf(most, score[b]);
+        }
+        const float keep = expf(soft[g].largest - most);
+        soft[g].largest = most;
+        soft[g].sum *= keep;
 #pragma unroll
-    for (int g = 0; g < G; ++g) {
-      float score[kBatch], most = soft[g].largest;
+        for (int i = 0; i < kPer; ++i) soft[g].values[i] *= keep;
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        score[b] = __shfl_sync(kFullMask, own, (b * G + g) * (kWarp / (kBatch * G)));
-        if (first + b * kAttentionWarps >= end) score[b] = -INFINITY;
-        most = fmaxf(most, score[b]);
-      }
-      const float keep = expf(soft[g].largest - most);
-      soft[g].largest = most;
-      soft[g].sum *= keep;
+        for (int b = 0; b < kBatch; ++b) {
+          const float weight = expf(score[b] - most);
+          soft[g].sum += weight;
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) soft[g].values[i] *= keep;
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const float weight = expf(score[b] - most);
-        soft[g].sum += weight;
-#pragma unroll
-        for (int i = 0; i < kPer; ++i)
-          soft[g].values[i] = fmaf(weight, value[b][i], soft[g].values[i]);
+          for (int i = 0; i < kPer; ++i)
+            soft[g].values[i] = fmaf(weight, value[part + b][i], soft[g].values[i]);
+        }
       }
     }
   }
@@ -200,18 +251,32 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
       sums[warp][g] = soft[g].sum;
     }
   }
-  const int64_t partial_size = int64_t{a.group} * (D + 2);
-  float* partials = a.partials + (int64_t{row} * a.kv_heads + kv_head) * kMaxSplits * partial_size;
+  const int64_t partial_size = int64_t{a.group} * (D + kPartialHead);
+  float* partials =
+      a.partials + (int64_t{row} * a.kv_heads + kv_head) * kMaxSplits * partial_size;
   float* mine = partials + split * partial_size;
-  const auto finish = [&](int g, int d, float value, float sum) {
+  const auto finish = [&](int g, int d, float x) {
     const int head = kv_head * a.group + g;
-    float x = value / sum;
     if (a.gate.data != nullptr) x *= Sigmoid(a.gate.At(row, head)[d]);
     a.out.At(row, head)[d] = x;
   };
 #pragma unroll
   for (int g0 = 0; g0 < G; g0 += kTogether) {
     __syncthreads();
+    if (g0 == 0 && threadIdx.x < G) {  // what each warp's sums count for
+      const int g = threadIdx.x;
+      float most = -INFINITY, sum = 0.0f;
+      for (int w = 0; w < kAttentionWarps; ++w) most = fmaxf(most, largest[w][g]);
+      for (int w = 0; w < kAttentionWarps; ++w) {
+        factors[w][g] = expf(largest[w][g] - most);
+        sum = fmaf(factors[w][g], sums[w][g], sum);
+      }
+      totals[g] = sum;
+      if (splits > 1 && g < a.group) {
+        mine[g * (D + kPartialHead)] = most;
+        mine[g * (D + kPartialHead) + 1] = sum;
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
 #pragma unroll
@@ -222,39 +287,47 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
     for (int i = threadIdx.x; i < kTogether * D; i += blockDim.x) {
       const int g = g0 + i / D, d = i % D;
       if (g >= a.group) continue;
-      float most = -INFINITY, sum = 0.0f, value = 0.0f;
-      for (int w = 0; w < kAttentionWarps; ++w) most = fmaxf(most, largest[w][g]);
-      for (int w = 0; w < kAttentionWarps; ++w) {
-        const float factor = expf(largest[w][g] - most);
-        sum = fmaf(factor, sums[w][g], sum);
-        value = fmaf(factor, values[w][i], value);
-      }
+      float x = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kAttentionWarps; ++w) x = fmaf(factors[w][g], values[w][i], x);
       if (splits == 1) {
-        finish(g, d, value, sum);
+        finish(g, d, x / totals[g]);
       } else {
-        mine[g * (D + 2) + 2 + d] = value;
-        if (d == 0) {
-          mine[g * (D + 2)] = most;
-          mine[g * (D + 2) + 1] = sum;
-        }
+        mine[g * (D + kPartialHead) + kPartialHead + d] = x;
       }
     }
   }
   if (splits == 1) return;
 
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
+    __threadfence();  // what the barrier ordered before it, for every thread of the block
     unsigned* counter = a.counters + row * a.kv_heads + kv_head;
     last = atomicAdd(counter, 1u) == static_cast<unsigned>(splits) - 1;
     if (last) *counter = 0;
+    __threadfence();
   }
   __syncthreads();
   if (!last) return;
-  __threadfence();
-  for (int i = threadIdx.x; i < splits * a.group; i += blockDim.x)
-    factors[i / a.group][i % a.group] =
-        __ldcg(partials + (i / a.group) * partial_size + (i % a.group) * (D + 2));
+  float* split_sums = &values[0][0];
+  for (int i = threadIdx.x; i < splits * a.group; i += blockDim.x) {
+    const float* at = partials + (i / a.group) * partial_size + (i % a.group) * (D + kPartialHead);
+    factors[i / a.group][i % a.group] = __ldcg(at);
+    split_sums[i] = __ldcg(at + 1);
+  }
+  // Four elements a thread, the parts of kMergeAhead splits requested at once.
+  float4 parts[kMergeAhead];
+  const auto request = [&](int i, int first) {
+    const float* at =
+        partials + (i / (D / 4)) * (D + kPartialHead) + kPartialHead + i % (D / 4) * 4;
+#pragma unroll
+    for (int s = 0; s < kMergeAhead; ++s) {
+      if (first + s < splits)
+        parts[s] = __ldcg(reinterpret_cast<const float4*>(at + (first + s) * partial_size));
+    }
+  };
+  const int items = a.group * (D / 4);
+  if (static_cast<int>(threadIdx.x) < items) request(threadIdx.x, 0);
   __syncthreads();
   if (threadIdx.x < a.group) {
     const int g = threadIdx.x;
@@ -262,34 +335,51 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
     for (int s = 0; s < splits; ++s) most = fmaxf(most, factors[s][g]);
     for (int s = 0; s < splits; ++s) {
       factors[s][g] = expf(factors[s][g] - most);
-      sum = fmaf(factors[s][g], __ldcg(partials + s * partial_size + g * (D + 2) + 1), sum);
+      sum = fmaf(factors[s][g], split_sums[s * a.group + g], sum);
     }
     totals[g] = sum;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < a.group * D; i += blockDim.x) {
-    const int g = i / D, d = i % D;
-    float value = 0.0f;
-#pragma unroll 8
-    for (int s = 0; s < splits; ++s)
-      value = fmaf(factors[s][g], __ldcg(partials + s * partial_size + g * (D + 2) + 2 + d), value);
-    finish(g, d, value, totals[g]);
+  for (int i = threadIdx.x; i < items; i += blockDim.x) {
+    const int g = i / (D / 4), d = i % (D / 4) * 4;
+    float4 x = make_float4(0, 0, 0, 0);
+    for (int first = 0; first < splits; first += kMergeAhead) {
+      if (first > 0 || i != static_cast<int>(threadIdx.x)) request(i, first);
+#pragma unroll
+      for (int s = 0; s < kMergeAhead; ++s) {
+        if (first + s >= splits) break;
+        const float f = factors[first + s][g];
+        x = {fmaf(f, parts[s].x, x.x), fmaf(f, parts[s].y, x.y), fmaf(f, parts[s].z, x.z),
+             fmaf(f, parts[s].w, x.w)};
+      }
+    }
+    finish(g, d, x.x / totals[g]);
+    finish(g, d + 1, x.y / totals[g]);
+    finish(g, d + 2, x.z / totals[g]);
+    finish(g, d + 3, x.w / totals[g]);
   }
+}
+
+template <int D, int G>
+void LaunchHeads(const AttentionArguments& a, int rows, const LaunchContext& ctx) {
+  const auto kernel = DecodeAttentionKernel<D, G>;
+  static const bool shares = ShareProcessor(kernel);
+  static_cast<void>(shares);
+  Launch(ctx, kernel, dim3(kMaxSplits, a.kv_heads, rows), dim3(kAttentionWarps * kWarp), 0, a);
 }
 
 template <int D>
 void LaunchGroup(const AttentionArguments& a, int rows, const LaunchContext& ctx) {
-  const dim3 grid(kMaxSplits, a.kv_heads, rows), block(kAttentionWarps * kWarp);
   if (a.group == 1) {
-    Launch(ctx, DecodeAttentionKernel<D, 1>, grid, block, 0, a);
+    LaunchHeads<D, 1>(a, rows, ctx);
   } else if (a.group == 2) {
-    Launch(ctx, DecodeAttentionKernel<D, 2>, grid, block, 0, a);
+    LaunchHeads<D, 2>(a, rows, ctx);
   } else if (a.group <= 4) {
-    Launch(ctx, DecodeAttentionKernel<D, 4>, grid, block, 0, a);
+    LaunchHeads<D, 4>(a, rows, ctx);
   } else if (a.group <= 8) {
-    Launch(ctx, DecodeAttentionKernel<D, 8>, grid, block, 0, a);
+    LaunchHeads<D, 8>(a, rows, ctx);
   } else {
-    Launch(ctx, DecodeAttentionKernel<D, kMaxGroup>, grid, block, 0, a);
+    LaunchHeads<D, kMaxGroup>(a, rows, ctx);
   }
 }
 
@@ -299,7 +389,7 @@ bool Fits(const ops::DecodeAttention& op) {
   return a.q.dtype == DType::kF32 && a.out.dtype == DType::kF32 &&
          a.k_pages.dtype == DType::kBF16 && a.v_pages.dtype == DType::kBF16 &&
          heads / a.k_pages.dim(1) <= kMaxGroup &&
-         rows * heads * kMaxSplits * (dim + 2) * 4 <= kWorkspaceBytes - kCounterBytes &&
+         rows * heads * kMaxSplits * (dim + kPartialHead) * 4 <= kWorkspaceBytes - kCounterBytes &&
          kCounterOffset + rows * a.k_pages.dim(1) * 4 <= kCounterBytes;
 }
 

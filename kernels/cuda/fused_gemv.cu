@@ -1,33 +1,48 @@
 // The fused plan's projections: a norm in front, and a residual, SiLU or argmax behind.
+#include <algorithm>
+
+#include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/load8.cuh"
 #include "kernels/cuda/math.cuh"
-#include "kernels/cuda/prefetch.cuh"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sample_key.cuh"
 
 namespace qwend::cuda {
 namespace {
 
-constexpr int kPiece = kWarp * 8;   // elements of K that a warp reads at once
-constexpr int kMaxPassRows = 8;     // rows of x that one pass over the weights serves
-constexpr int kMaxDecodeRows = 64;  // above, the parts run one by one
+constexpr int kTileRows = 8;         // weight rows of a tile
+constexpr int kBlockK = 32;          // elements of K that one 16-byte load of each lane covers
+constexpr int kMaxTeams = 12;        // and warps, where tiles stream
+constexpr int kSharingWarps = 8;     // more than these only where each has a tile of its own
+constexpr int kRoundRows = 4;        // rows of x that one product serves: two columns each
+constexpr int kMaxPassRows = 32;     // rows of x that one pass over the weights serves
+constexpr int kMaxDecodeRows = 64;   // above, the parts run one by one
+constexpr int kMaxSlots = 16;
+constexpr int kMaxK = 8192;
 constexpr int kMaxSegments = ops::NormProjections::kMax;
+// So that the next kernel's weights have room beside this one's; and what a block can have at all.
+constexpr int64_t kSharedBudget = 200 << 10, kSharedLimit = 216 << 10, kSharedX = 128 << 10;
 
 // What becomes of a sum.
 enum class Form {
-  kStore,     // out = sum + bias
-  kSilu,      // out = silu(sum of segment 0) * sum of segment 1
-  kResidual,  // out = residual + sum + bias
-  kHead,      // its best allowed id; the logit itself where a row wants it
+  kStore,  // out = sum + bias
+  kSilu,   // out = silu(sum of segment 0) * sum of segment 1
+  kHead,   // its best allowed id; the logit itself where a row wants it
 };
 
-// A weight [n, k] and what is made of its product; its blocks begin at first_block.
+// Bytes behind a weight row in shared memory, so that neighbours fall into other banks. The head has
+// time enough for the conflicts, and gains more from copying tiles whole.
+template <Form F>
+constexpr int kRowPad = F == Form::kHead ? 0 : 64;
+
+// A weight [n, k] and what is made of its product; its tiles begin at first_tile.
 struct Segment {
   const bf16* weight = nullptr;
   View<float> out;
   Vector bias;
   int n = 0;
-  int first_block = 0;
+  int first_tile = 0;
 };
 
 struct Arguments {
@@ -36,6 +51,11 @@ struct Arguments {
   View<const float> x;
   int rows = 0;
   int k = 0;
+  int tiles = 0;        // of all segments
+  int pass_rows = 0;    // rows of x that a block takes
+  int slots = 0;        // tiles in shared memory, a multiple of teams
+  int teams = 0;        // groups of warps, each with a tile at a time
+  int team_warps = 0;   // which share K
   const float* norm_weight = nullptr;
   float norm_offset = 0.0f;
   float norm_eps = 0.0f;
@@ -43,163 +63,346 @@ struct Arguments {
   const SamplingRow* sampling = nullptr;
   unsigned long long* best = nullptr;  // one key a row
   int vocab_limit = 0;
-  Span prefetch;
 };
 
-template <int P>
-constexpr int kMaxWarps = P == 1 ? 4 : 16;
+// Eight elements of x as the high and the low bf16 of each: together they keep 16 bits of it.
+struct Split8 {
+  uint4 high, low;
+};
+__device__ __forceinline__ Split8 SplitEight(const Eight& x) {
+  uint32_t high[4], low[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 h = __floats2bfloat162_rn(x.v[2 * i], x.v[2 * i + 1]);
+    const __nv_bfloat162 l =
+        __floats2bfloat162_rn(x.v[2 * i] - __low2float(h), x.v[2 * i + 1] - __high2float(h));
+    high[i] = *reinterpret_cast<const uint32_t*>(&h);
+    low[i] = *reinterpret_cast<const uint32_t*>(&l);
+  }
+  return {{high[0], high[1], high[2], high[3]}, {low[0], low[1], low[2], low[3]}};
+}
 
-// Block (R weight rows, rows of x in eights): the warps share K, each lane holds P pieces of each
-// of the R rows in registers, all of them requested before the kernel before has ended. The norm
-// needs no pass of its own: its sum of squares is one more sum, and scales the others at the end.
-// Bytes: the weights once per eight rows of x. Bound: memory bandwidth. Order of one sum: lane
-// chain, halving exchange, warps.
-template <Form F, bool Normed, int T, int R, int P>
-__global__ void __launch_bounds__(kMaxWarps<P>* kWarp, P == 1 ? 4 : 1)
-    ProjectKernel(const __grid_constant__ Arguments a) {
-  constexpr int kOutputs = F == Form::kSilu ? R / 2 : R;
-  __shared__ float parts[T][kMaxWarps<P>][R];
-  __shared__ float squares[T][kMaxWarps<P>];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  int segment = 0;
+// Where a tile lies: its segment, and its first row there.
+struct TilePlace {
+  int segment;
+  int row;
+};
+template <Form F>
+__device__ __forceinline__ TilePlace Locate(const Arguments& a, int tile) {
+  int i = 0;
   if constexpr (F == Form::kStore) {
-    while (segment + 1 < a.count &&
-           static_cast<int>(blockIdx.x) >= a.segments[segment + 1].first_block)
-      ++segment;
+    while (i + 1 < a.count && tile >= a.segments[i + 1].first_tile) ++i;
   }
-  const Segment& s = a.segments[segment];
-  const int n0 = (blockIdx.x - s.first_block) * kOutputs, t0 = blockIdx.y * T;
+  constexpr int kOutputs = F == Form::kSilu ? kTileRows / 2 : kTileRows;
+  return {i, (tile - a.segments[i].first_tile) * kOutputs};
+}
 
-  uint4 w[P][R];
-  Eight scale[P];
-#pragma unroll
-  for (int p = 0; p < P; ++p) {
-    const int at = (p * warps + warp) * kPiece + lane * 8;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      const int row = n0 + r % kOutputs;
-      const bf16* weight = r < kOutputs ? s.weight : a.segments[1].weight;
-      w[p][r] = at < a.k && row < s.n ? LoadStreaming(weight + static_cast<int64_t>(row) * a.k + at)
-                                      : make_uint4(0, 0, 0, 0);
+// One warp asks for the block's tiles [begin, end), those beyond the slots as their places are given
+// back. One warp and not all, since more requests at once only lengthen the queues in which the
+// kernel before waits for its activations. SiLU's tiles hold four gate and four up rows.
+template <Form F>
+__device__ __forceinline__ void CopyTiles(const Arguments& a, char* slots, uint64_t* full,
+                                          uint64_t* empty, int begin, int end, int lane,
+                                          uint64_t policy) {
+  // The head's tiles as a whole, others row by row, for the padding behind each.
+  constexpr int kCopies = F == Form::kHead ? 1 : kTileRows, kCopyRows = kTileRows / kCopies;
+  const uint32_t row_bytes = a.k * 2, stride = row_bytes + kRowPad<F>;
+  for (int i = begin; i < end; ++i) {
+    const int tile = blockIdx.x + i * gridDim.x;
+    if (tile >= a.tiles) return;
+    const int slot = i % a.slots;
+    const TilePlace place = Locate<F>(a, tile);
+    const bool up = F == Form::kSilu && lane >= kTileRows / 2;
+    const Segment& s = a.segments[up ? 1 : place.segment];
+    const int row = place.row + (F == Form::kSilu ? lane % (kTileRows / 2) : lane * kCopyRows);
+    const int rows = lane < kCopies ? min(kCopyRows, max(s.n - row, 0)) : 0;
+    const uint32_t bytes = rows * row_bytes;
+    const uint32_t all = __reduce_add_sync(kFullMask, bytes);
+    if (lane == 0) {
+      if (i >= a.slots) WaitBarrier(empty + slot, (i / a.slots - 1) & 1);
+      ArriveExpecting(full + slot, all);
     }
-    if (Normed && at < a.k) scale[p] = LoadEight(a.norm_weight + at);
+    __syncwarp();
+    if (rows > 0) {
+      BulkCopy(slots + (static_cast<int64_t>(slot) * kTileRows + lane * kCopyRows) * stride,
+               s.weight + static_cast<int64_t>(row) * a.k, bytes, full + slot, policy);
+    }
   }
-  PrefetchShare(a.prefetch);
-  WaitForPrevious();
+}
 
-#pragma unroll 1
-  for (int t = 0; t < T && t0 + t < a.rows; ++t) {
-    float acc[R] = {};
+// Rows of x into shared memory as columns of the product, scaled by the norm's weight; squares[t]
+// gets each warp's sum of squares.
+template <bool Normed>
+__device__ __forceinline__ void StageX(const Arguments& a, uint4* columns,
+                                       float (*squares)[kMaxTeams], int t0, int rows,
+                                       int threads) {
+  const int vectors = a.k / 8, padded = CeilDiv(a.k, kBlockK) * 4;
+  for (int t = 0; t < rows; ++t) {
     float square = 0.0f;
+    for (int i = threadIdx.x; i < padded; i += threads) {
+      Eight x{};
+      if (i < vectors) {
+        x = LoadEight(a.x.At(t0 + t) + i * 8);
+        if constexpr (Normed) {
+          const Eight scale = LoadEight(a.norm_weight + i * 8);
 #pragma unroll
-    for (int p = 0; p < P; ++p) {
-      const int at = (p * warps + warp) * kPiece + lane * 8;
-      if (at >= a.k) continue;
-      Eight x = LoadEight(a.x.At(t0 + t) + at);
-      if constexpr (Normed) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          square = fmaf(x.v[i], x.v[i], square);
-          x.v[i] *= a.norm_offset + scale[p].v[i];
+          for (int j = 0; j < 8; ++j) {
+            square = fmaf(x.v[j], x.v[j], square);
+            x.v[j] *= a.norm_offset + scale.v[j];
+          }
         }
       }
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        const Eight ws = Widen(w[p][r]);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) acc[r] = fmaf(ws.v[i], x.v[i], acc[r]);
-      }
+      const Split8 split = SplitEight(x);
+      uint4* to = columns + ((i / 4) * rows + t) * 8 + i % 4;
+      to[0] = split.high;
+      to[4] = split.low;
     }
-    const float sum = WarpSums(acc, lane);
-    if (lane % (kWarp / R) == 0) parts[t][warp][lane / (kWarp / R)] = sum;
     if constexpr (Normed) {
       square = WarpSum(square);
-      if (lane == 0) squares[t][warp] = square;
+      if (threadIdx.x % kWarp == 0) squares[t][threadIdx.x / kWarp] = square;
     }
+  }
+}
+
+// What the form makes of a tile's sums; lane (row lane / 4 of the tile, row lane % 4 of the round).
+template <Form F>
+__device__ __forceinline__ void Finish(const Arguments& a, const Segment& s, int row, int token,
+                                       bool live, float value, int lane) {
+  if constexpr (F == Form::kHead) {
+    SampleKey key = kNoKey;
+    if (live) {
+      const SamplingRow& sampling = a.sampling[token];
+      if (sampling.temperature != 0.0f || sampling.keep_logits != 0) s.out.At(token)[row] = value;
+      key = KeyOf(value, row, row < a.vocab_limit && !Banned(sampling, row));
+    }
+#pragma unroll
+    for (int offset = 4; offset < kWarp; offset *= 2)
+      key = max(key, __shfl_xor_sync(kFullMask, key, offset));
+    if (live && lane < 4) atomicMax(a.best + token, key);
+    return;
+  }
+  if constexpr (F == Form::kSilu) {
+    const float up = __shfl_xor_sync(kFullMask, value, kWarp / 2);
+    live = live && lane < kWarp / 2;
+    value = Silu(value) * up;
+  }
+  if (!live) return;
+  if (s.bias) value += s.bias[row];
+  s.out.At(token)[row] = value;
+}
+
+// Block (every gridDim.x-th tile of 8 weight rows; a pass of rows of x). A team of warps shares a
+// tile's K; its tiles stream through slots of shared memory that are its own, the first of them
+// asked for before the kernel before has ended. Tensor cores multiply a tile with x in bf16 halves,
+// two columns a row of x, so that up to four rows cost what one costs. The norm needs no pass of its
+// own: its sum of squares scales the sums at the end. Bytes: the weights once a pass. Bound: memory
+// bandwidth. Order of one sum: pieces of K in four chains, halves of x, warps: the same for any
+// number of rows.
+template <Form F>
+__global__ void __launch_bounds__(512, 2) ProjectKernel(const __grid_constant__ Arguments a) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint4 columns[];  // [K / 32][rows of the pass][high, low][4]
+  __shared__ uint64_t full[kMaxSlots], empty[kMaxSlots];
+  __shared__ float parts[2][kMaxTeams][kRoundRows][kTileRows];
+  __shared__ float squares[kMaxPassRows][kMaxTeams];
+
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp - 1;
+  const int team = warp / a.team_warps, member = warp % a.team_warps;
+  const int t0 = blockIdx.y * a.pass_rows, rows = min(a.pass_rows, a.rows - t0);
+  const int k_blocks = CeilDiv(a.k, kBlockK);
+  const int64_t row_stride = a.k * 2 + kRowPad<F>, slot_stride = kTileRows * row_stride;
+  char* slots = reinterpret_cast<char*>(columns + k_blocks * a.pass_rows * 8);
+
+  if (warp == warps) {
+    const uint64_t policy = EvictFirstPolicy();
+    if (lane == 0) {
+      for (int slot = 0; slot < a.slots; ++slot) {
+        InitBarrier(full + slot, 1);
+        InitBarrier(empty + slot, a.team_warps);
+      }
+      FenceBarrierInit();
+    }
+    __syncwarp();
+    CopyTiles<F>(a, slots, full, empty, 0, a.slots, lane, policy);
+    __syncthreads();
+    CopyTiles<F>(a, slots, full, empty, a.slots, a.tiles, lane, policy);
+    return;
   }
   __syncthreads();
-
-  const auto total = [&](int t, int r) {
-    float sum = 0.0f;
-    for (int i = 0; i < warps; ++i) sum += parts[t][i][r];
-    if constexpr (Normed) {
-      float square = 0.0f;
-      for (int i = 0; i < warps; ++i) square += squares[t][i];
-      sum *= rsqrtf(square / static_cast<float>(a.k) + a.norm_eps);
-    }
-    return sum;
+  WaitForPrevious();
+  StageX<true>(a, columns, squares, t0, rows, warps * kWarp);
+  NamedBarrier(1, warps * kWarp);
+  // Of the rows of the first round, which most steps have no more than.
+  const auto inverse_rms = [&](int t) {
+    float square = 0.0f;
+    for (int w = 0; w < warps; ++w) square += squares[t][w];
+    return rsqrtf(square / static_cast<float>(a.k) + a.norm_eps);
   };
-  constexpr int kItems = CeilDiv(T * kOutputs, kWarp) * kWarp;  // whole warps: kHead exchanges
-  for (int i = threadIdx.x; i < kItems; i += blockDim.x) {
-    const int r = i % kOutputs, t = i / kOutputs, row = n0 + r, token = t0 + t;
-    const bool live = t < T && token < a.rows && row < s.n;
-    if constexpr (F == Form::kHead) {
-      const float logit = live ? total(t, r) : 0.0f;
-      SampleKey key = kNoKey;
-      if (live) {
-        const SamplingRow& sampling = a.sampling[token];
-        if (sampling.temperature != 0.0f || sampling.keep_logits != 0) s.out.At(token)[row] = logit;
-        key = KeyOf(logit, row, row < a.vocab_limit && !Banned(sampling, row));
+  const float first_scale = lane % 4 < rows ? inverse_rms(lane % 4) : 0.0f;
+
+  const int quad = lane % 4, group = lane / 4;
+  const int share = CeilDiv(k_blocks, a.team_warps);
+  const int first_block = member * share, end_block = min(first_block + share, k_blocks);
+  int turn = 0;
+  for (int i = team; blockIdx.x + i * gridDim.x < a.tiles; i += a.teams) {
+    const int slot = i % a.slots;
+    const TilePlace place = Locate<F>(a, blockIdx.x + i * gridDim.x);
+    const Segment& s = a.segments[place.segment];
+    const char* weights = slots + slot * slot_stride + group * row_stride + quad * 16;
+    WaitBarrier(full + slot, (i / a.slots) & 1);
+    for (int round = 0; round < rows; round += kRoundRows, turn ^= 1) {
+      const int column_row = round + group / 2;
+      const uint4* x = columns + column_row * 8 + (group % 2) * 4 + quad;
+      const bool has_x = column_row < rows;
+      float sums[4][4] = {};
+      const auto multiply = [&](int block, float(&even)[4], float(&odd)[4]) {
+        // Beyond K a row holds its padding, and x zeros.
+        const uint4 w = block * kBlockK + quad * 8 < a.k
+                            ? *reinterpret_cast<const uint4*>(weights + block * 64)
+                            : make_uint4(0, 0, 0, 0);
+        const uint4 c = has_x ? x[block * rows * 8] : make_uint4(0, 0, 0, 0);
+        const uint32_t low[4] = {w.x, 0, w.y, 0}, high[4] = {w.z, 0, w.w, 0};
+        MmaBf16(even, low, c.x, c.y);
+        MmaBf16(odd, high, c.z, c.w);
+      };
+      int block = first_block;
+#pragma unroll 4
+      for (; block + 1 < end_block; block += 2) {
+        multiply(block, sums[0], sums[1]);
+        multiply(block + 1, sums[2], sums[3]);
       }
-#pragma unroll
-      for (int offset = kOutputs / 2; offset > 0; offset /= 2)
-        key = max(key, __shfl_xor_sync(kFullMask, key, offset));
-      if (live && r == 0 && key > *static_cast<volatile SampleKey*>(a.best + token))
-        atomicMax(a.best + token, key);
-    } else if (live) {
-      float value = total(t, r);
-      if constexpr (F == Form::kSilu) {
-        value = Silu(value) * total(t, r + kOutputs);
-      } else {
-        if (s.bias) value += s.bias[row];
-        if constexpr (F == Form::kResidual) value += a.residual.At(token)[row];
+      if (block < end_block) multiply(block, sums[0], sums[1]);
+      const float high = (sums[0][0] + sums[1][0]) + (sums[2][0] + sums[3][0]);
+      const float low = (sums[0][1] + sums[1][1]) + (sums[2][1] + sums[3][1]);
+      float value = high + low;
+      if (a.team_warps > 1) {
+        parts[turn][warp][quad][group] = value;
+        NamedBarrier(2 + team, a.team_warps * kWarp);
       }
-      s.out.At(token)[row] = value;
+      if (round + kRoundRows >= rows) {
+        __syncwarp();
+        if (lane == 0) Arrive(empty + slot);
+      }
+      if (member != 0) continue;
+      if (a.team_warps > 1) {
+        value = 0.0f;
+        for (int w = 0; w < a.team_warps; ++w) value += parts[turn][warp + w][quad][group];
+      }
+      const int t = round + quad;
+      value *= round == 0 ? first_scale : t < rows ? inverse_rms(t) : 0.0f;
+      const int outputs = F == Form::kSilu ? kTileRows / 2 : kTileRows;
+      const int row = place.row + group % outputs;
+      Finish<F>(a, s, row, t0 + t, t < rows && row < s.n, value, lane);
     }
   }
+#endif
 }
 
-template <Form F, bool Normed, int R, int P>
-void LaunchForm(Arguments a, const LaunchContext& ctx) {
-  constexpr int kOutputs = F == Form::kSilu ? R / 2 : R;
-  int blocks = 0;
+// A projection with few rows, each long, and the residual stream behind it: out = residual + x w^T.
+// Block (8 weight rows; a pass of rows of x): the warps share K, each lane has its part of the
+// weights in registers before the kernel before has ended. Otherwise as above.
+constexpr int kWarpBlocks = 8;  // pieces of K that a warp holds
+template <int MaxThreads>
+__global__ void __launch_bounds__(MaxThreads, 1)
+    ResidualKernel(const __grid_constant__ Arguments a) {
+  extern __shared__ __align__(128) uint4 columns[];
+  __shared__ float parts[2][kWarp][kRoundRows][kTileRows];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  const int quad = lane % 4, group = lane / 4;
+  const int t0 = blockIdx.y * a.pass_rows, rows = min(a.pass_rows, a.rows - t0);
+  const Segment& s = a.segments[0];
+  const int row = blockIdx.x * kTileRows + group;
+
+  uint4 w[kWarpBlocks];
+#pragma unroll
+  for (int b = 0; b < kWarpBlocks; ++b) {
+    const int at = (warp * kWarpBlocks + b) * kBlockK + quad * 8;
+    w[b] = at < a.k && row < s.n ? LoadStreaming(s.weight + static_cast<int64_t>(row) * a.k + at)
+                                 : make_uint4(0, 0, 0, 0);
+  }
+  WaitForPrevious();
+  const bool finishes = warp == 0 && row < s.n;
+  float residual = 0.0f;
+  if (finishes && quad < rows) residual = a.residual.At(t0 + quad)[row];
+  StageX<false>(a, columns, nullptr, t0, rows, blockDim.x);
+  __syncthreads();
+  int turn = 0;
+  for (int round = 0; round < rows; round += kRoundRows, turn ^= 1) {
+    const int column_row = round + group / 2, t = round + quad;
+    float sums[2][4] = {};
+#pragma unroll
+    for (int b = 0; b < kWarpBlocks; ++b) {
+      const int block = warp * kWarpBlocks + b;
+      uint4 c = make_uint4(0, 0, 0, 0);
+      if (column_row < rows && block * kBlockK < a.k)
+        c = columns[(block * rows + column_row) * 8 + (group % 2) * 4 + quad];
+      const uint32_t low[4] = {w[b].x, 0, w[b].y, 0}, high[4] = {w[b].z, 0, w[b].w, 0};
+      MmaBf16(sums[0], low, c.x, c.y);
+      MmaBf16(sums[1], high, c.z, c.w);
+    }
+    parts[turn][warp][quad][group] = (sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1]);
+    __syncthreads();
+    if (!finishes || t >= rows) continue;
+    float value = s.bias ? s.bias[row] : 0.0f;
+    for (int i = 0; i < warps; ++i) value += parts[turn][i][quad][group];
+    if (round > 0) residual = a.residual.At(t0 + t)[row];
+    s.out.At(t0 + t)[row] = value + residual;
+  }
+}
+
+// Bytes of a row of x in shared memory, and how many rows a block takes at once.
+int64_t RowBytes(const Arguments& a) { return int64_t{CeilDiv(a.k, kBlockK)} * kBlockK * 4; }
+int PassRows(const Arguments& a) {
+  const int64_t fit = std::max(kSharedX / RowBytes(a) / kRoundRows * kRoundRows, int64_t{1});
+  return static_cast<int>(std::min<int64_t>({a.rows, kMaxPassRows, fit}));
+}
+
+template <int MaxThreads>
+void LaunchResidual(Arguments a, const LaunchContext& ctx) {
+  static const bool shares = ShareProcessor(ResidualKernel<MaxThreads>, kSharedLimit);
+  static_cast<void>(shares);
+  a.pass_rows = PassRows(a);
+  Launch(ctx, ResidualKernel<MaxThreads>,
+         dim3(CeilDiv(a.segments[0].n, kTileRows), CeilDiv(a.rows, a.pass_rows)),
+         dim3(CeilDiv(a.k, kBlockK * kWarpBlocks) * kWarp), a.pass_rows * RowBytes(a), a);
+}
+
+// How a block's warps and shared memory are dealt out. Warps by the weights' shape alone, since the
+// order of sums follows from them; slots by what the rows of x leave.
+template <Form F>
+void LaunchProject(Arguments a, const LaunchContext& ctx) {
+  constexpr int kOutputs = F == Form::kSilu ? kTileRows / 2 : kTileRows;
+  static const bool shares = ShareProcessor(ProjectKernel<F>, kSharedLimit);
+  static_cast<void>(shares);
   for (int i = 0; i < (F == Form::kSilu ? 1 : a.count); ++i) {
-    a.segments[i].first_block = blocks;
-    blocks += CeilDiv(a.segments[i].n, kOutputs);
+    a.segments[i].first_tile = a.tiles;
+    a.tiles += CeilDiv(a.segments[i].n, kOutputs);
   }
-  a.prefetch = ctx.prefetch;
-  const dim3 block(CeilDiv(CeilDiv(a.k, kPiece), P) * kWarp);
-  const dim3 grid(blocks, CeilDiv(a.rows, kMaxPassRows));
-  if (a.rows == 1) {
-    Launch(ctx, ProjectKernel<F, Normed, 1, R, P>, grid, block, 0, a);
-  } else if (a.rows == 2) {
-    Launch(ctx, ProjectKernel<F, Normed, 2, R, P>, grid, block, 0, a);
-  } else if (a.rows <= 4) {
-    Launch(ctx, ProjectKernel<F, Normed, 4, R, P>, grid, block, 0, a);
-  } else {
-    Launch(ctx, ProjectKernel<F, Normed, kMaxPassRows, R, P>, grid, block, 0, a);
-  }
-}
-
-// Many weight rows a block where K is short, so that x is read and summed up seldom; few where the
-// matrix itself has few.
-template <Form F, bool Normed>
-void LaunchProject(const Arguments& a, const LaunchContext& ctx) {
-  if (Normed && a.k <= kMaxWarps<1> * kPiece) {
-    LaunchForm<F, Normed, 16, 1>(a, ctx);
-  } else {
-    LaunchForm<F, Normed, 8, 2>(a, ctx);
-  }
+  const int blocks = std::min(a.tiles, ctx.sm_count), tiles_each = CeilDiv(a.tiles, blocks);
+  const int64_t slot_bytes = int64_t{kTileRows} * (a.k * 2 + kRowPad<F>);
+  const auto slots_beside = [&](int64_t x_bytes) {
+    const int64_t fit = std::max((kSharedBudget - x_bytes) / slot_bytes, int64_t{1});
+    return static_cast<int>(std::min<int64_t>({fit, tiles_each, kMaxSlots}));
+  };
+  const int teams = std::min(slots_beside(RowBytes(a)), kMaxTeams);
+  a.team_warps = std::max(1, std::min(CeilDiv(a.k, kBlockK * 8), kSharingWarps / teams));
+  a.pass_rows = PassRows(a);
+  a.slots = slots_beside(a.pass_rows * RowBytes(a));
+  a.teams = std::min(teams, a.slots);
+  // A slot that is used again stays with its team.
+  if (a.slots < tiles_each) a.slots = a.slots / a.teams * a.teams;
+  Launch(ctx, ProjectKernel<F>, dim3(blocks, CeilDiv(a.rows, a.pass_rows)),
+         dim3((a.teams * a.team_warps + 1) * kWarp), a.pass_rows * RowBytes(a) + a.slots * slot_bytes, a);
 }
 
 bool Aligned(const TensorView& v) {
   return reinterpret_cast<uintptr_t>(v.data) % 16 == 0 && v.strides[0] % 8 == 0;
 }
 
-bool Fits(const ops::Gemv& g) {
-  return g.x.dtype == DType::kF32 && g.out.dtype == DType::kF32 && g.weight.dtype == DType::kBF16 &&
+bool Fits(const ops::Gemv& g, const LaunchContext& ctx) {
+  return ctx.overlap && g.x.dtype == DType::kF32 && g.out.dtype == DType::kF32 && g.weight.dtype == DType::kBF16 &&
          g.weight.layout == Layout::kRowMajor && g.weight.cols() % 8 == 0 &&
-         g.weight.cols() <= kMaxWarps<2> * 2 * kPiece && Aligned(g.x) && Aligned(g.weight) &&
+         g.weight.cols() <= kMaxK && Aligned(g.x) && Aligned(g.weight) &&
          g.x.rows() <= kMaxDecodeRows;
 }
 
@@ -235,30 +438,31 @@ void Run(const ops::NormProjections& op, const LaunchContext& ctx) {
   bool fits = Fits(op.norm);
   Arguments a = MakeArguments(op.norm);
   for (a.count = 0; a.count < op.count; ++a.count) {
-    fits = fits && Fits(op.projections[a.count]);
+    fits = fits && Fits(op.projections[a.count], ctx);
     a.segments[a.count] = MakeSegment(op.projections[a.count], op.projections[a.count].out);
   }
   if (!fits) return RunParts(op, ctx);
-  LaunchProject<Form::kStore, true>(a, ctx);
+  LaunchProject<Form::kStore>(a, ctx);
 }
 
 void Run(const ops::NormGateUpSilu& op, const LaunchContext& ctx) {
-  if (!Fits(op.norm) || !Fits(op.gate) || !Fits(op.up) || op.gate.bias || op.up.bias)
+  if (!Fits(op.norm) || !Fits(op.gate, ctx) || !Fits(op.up, ctx) || op.gate.bias || op.up.bias)
     return RunParts(op, ctx);
   Arguments a = MakeArguments(op.norm);
   a.segments[0] = MakeSegment(op.gate, op.act.out);
   a.segments[1] = MakeSegment(op.up, op.act.out);
   a.count = 2;
-  LaunchProject<Form::kSilu, true>(a, ctx);
+  LaunchProject<Form::kSilu>(a, ctx);
 }
 
 void Run(const ops::GemvResidual& op, const LaunchContext& ctx) {
-  if (!Fits(op.gemv) || op.add.a.dtype != DType::kF32) return RunParts(op, ctx);
+  if (!Fits(op.gemv, ctx) || op.add.a.dtype != DType::kF32) return RunParts(op, ctx);
   Arguments a = MakeArguments(op.gemv.x);
   a.segments[0] = MakeSegment(op.gemv, op.add.out);
   a.count = 1;
   a.residual = MakeView<const float>(op.add.a);
-  LaunchProject<Form::kResidual, false>(a, ctx);
+  if (a.k <= 640 / kWarp * kWarpBlocks * kBlockK) return LaunchResidual<640>(a, ctx);
+  LaunchResidual<1024>(a, ctx);
 }
 
 void Run(const ops::NormHead& op, const LaunchContext& ctx) {
@@ -268,8 +472,8 @@ void Run(const ops::NormHead& op, const LaunchContext& ctx) {
   a.sampling = op.rows.As<const SamplingRow>();
   a.best = op.best.As<unsigned long long>();
   a.vocab_limit = op.vocab_limit;
-  if (Fits(op.norm) && Fits(op.head) && !op.head.bias)
-    return LaunchProject<Form::kHead, true>(a, ctx);
+  if (Fits(op.norm) && Fits(op.head, ctx) && !op.head.bias)
+    return LaunchProject<Form::kHead>(a, ctx);
   RunParts(op, ctx);
   LaunchBestOfLogits(op, ctx);
 }

@@ -30,36 +30,44 @@ struct MixerArguments {
   Span prefetch;
 };
 
-// One channel of the convolution and its tail, brought up to date; SiLU of the sum.
-__device__ __forceinline__ float MixChannel(const MixerArguments& a, int row, int64_t slot,
-                                            int channel) {
-  const int tails = a.width - 1;
-  float* tail = a.conv_state + slot * tails * a.channels + channel;
+// One channel of the convolution: what of it no earlier kernel of the step makes.
+struct Channel {
   float columns[kMaxConvWidth], weights[kMaxConvWidth];
+
+  __device__ __forceinline__ void Load(const MixerArguments& a, int64_t slot, int channel) {
+    const float* tail = a.conv_state + slot * (a.width - 1) * a.channels + channel;
 #pragma unroll
-  for (int j = 0; j < kMaxConvWidth; ++j) {
-    if (j < tails) columns[j] = tail[static_cast<int64_t>(j) * a.channels];
-    if (j == tails) columns[j] = a.x.At(row)[channel];
-    if (j < a.width) weights[j] = a.conv_weight[static_cast<int64_t>(channel) * a.width + j];
+    for (int j = 0; j < kMaxConvWidth; ++j) {
+      if (j < a.width - 1) columns[j] = tail[static_cast<int64_t>(j) * a.channels];
+      if (j < a.width) weights[j] = a.conv_weight[static_cast<int64_t>(channel) * a.width + j];
+    }
   }
-  float sum = 0.0f;
+  // With the newest column: SiLU of the sum; the tail in memory moves on by one.
+  __device__ __forceinline__ float Mix(const MixerArguments& a, int64_t slot, int channel,
+                                       float newest) {
+    float* tail = a.conv_state + slot * (a.width - 1) * a.channels + channel;
+    float sum = 0.0f;
 #pragma unroll
-  for (int j = 0; j < kMaxConvWidth; ++j) {
-    if (j < a.width) sum = fmaf(weights[j], columns[j], sum);
-    if (j > 0 && j < a.width) tail[static_cast<int64_t>(j - 1) * a.channels] = columns[j];
+    for (int j = 0; j < kMaxConvWidth; ++j) {
+      if (j == a.width - 1) columns[j] = newest;
+      if (j < a.width) sum = fmaf(weights[j], columns[j], sum);
+      if (j > 0 && j < a.width) tail[static_cast<int64_t>(j - 1) * a.channels] = columns[j];
+    }
+    return Silu(sum);
   }
-  return Silu(sum);
-}
+};
 
 // Block (key head, row): everything of the head and of the value heads that share it. A warp holds
-// every 16th row of the state in registers, four columns a lane, from its reading to its writing.
+// every 16th row of the state in registers, four columns a lane, from its reading to its writing. State
+// and convolution tail are requested before the kernel before has ended: earlier steps wrote them,
+// and within a program nothing but this kernel may.
 // Bytes: the state, read and written. Bound: latency at batch 1, memory bandwidth at large batches.
 // Order of S^T k: a warp's rows, then warps.
 template <int DK>
-__global__ void __launch_bounds__(kMixerWarps* kWarp, 1)
+__global__ void __maxnreg__(88)
     LinearAttentionKernel(const __grid_constant__ MixerArguments a) {
   constexpr int kRows = DK / kMixerWarps;
-  __shared__ float queries[DK], keys[DK], values[kMaxHeadsPerKey * kMaxValueDim];
+  __shared__ float mixed[2 * DK + kMaxHeadsPerKey * kMaxValueDim];
   __shared__ float4 u_parts[kMixerWarps][kWarp], o_parts[kMixerWarps][kWarp];
   __shared__ float beta[kMaxHeadsPerKey], decay[kMaxHeadsPerKey];
   __shared__ float dots[3];  // q.q, k.k, k.q
@@ -70,8 +78,7 @@ __global__ void __launch_bounds__(kMixerWarps* kWarp, 1)
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, dv = a.value_dim;
   const int first_head = key_head * a.heads_per_key, heads = key_heads * a.heads_per_key;
   const bool active = lane * 4 < dv;
-  PrefetchShare(a.prefetch);
-  WaitForPrevious();
+  const float *queries = mixed, *keys = mixed + DK, *values = mixed + 2 * DK;
   const int64_t slot = a.state_slot[row];
 
   float4 s[kRows];
@@ -86,16 +93,21 @@ __global__ void __launch_bounds__(kMixerWarps* kWarp, 1)
   };
   load_state(first_head);
 
-  const int value_channels = a.heads_per_key * dv;
-  for (int i = threadIdx.x; i < 2 * DK + value_channels; i += blockDim.x) {
-    if (i < DK) {
-      queries[i] = MixChannel(a, row, slot, key_head * DK + i);
-    } else if (i < 2 * DK) {
-      keys[i - DK] = MixChannel(a, row, slot, (key_heads + key_head - 1) * DK + i);
-    } else {
-      const int v = i - 2 * DK;
-      values[v] = MixChannel(a, row, slot, 2 * key_heads * DK + first_head * dv + v);
-    }
+  // q, k and v channels of the head lie apart in memory and together in `mixed`.
+  const int num_channels = 2 * DK + a.heads_per_key * dv;
+  const auto channel_of = [&](int i) {
+    if (i < DK) return key_head * DK + i;
+    if (i < 2 * DK) return (key_heads + key_head - 1) * DK + i;
+    return (2 * key_heads - 2) * DK + first_head * dv + i;
+  };
+  Channel channel;
+  if (static_cast<int>(threadIdx.x) < num_channels) channel.Load(a, slot, channel_of(threadIdx.x));
+  PrefetchShare(a.prefetch);
+  WaitForPrevious();
+  for (int i = threadIdx.x; i < num_channels; i += blockDim.x) {
+    const int at = channel_of(i);
+    if (i != static_cast<int>(threadIdx.x)) channel.Load(a, slot, at);
+    mixed[i] = channel.Mix(a, slot, at, a.x.At(row)[at]);
   }
   if (warp == kMixerWarps - 1 && lane < a.heads_per_key) {
     const int head = first_head + lane;
@@ -210,7 +222,10 @@ void Run(const ops::LinearAttention& op, const LaunchContext& ctx) {
   a.prefetch = ctx.prefetch;
   const dim3 grid(op.rule.k.dim(1), op.conv.x.rows());
   DispatchSize<16, 32, 64, 96, 128>(op.rule.k.dim(2), "LinearAttention: key_dim", [&](auto dk) {
-    Launch(ctx, LinearAttentionKernel<decltype(dk)::value>, grid, dim3(kMixerWarps * kWarp), 0, a);
+    const auto kernel = LinearAttentionKernel<decltype(dk)::value>;
+    static const bool shares = ShareProcessor(kernel);
+    static_cast<void>(shares);
+    Launch(ctx, kernel, grid, dim3(kMixerWarps * kWarp), 0, a);
   });
 }
 

@@ -132,6 +132,27 @@ void Launch(const LaunchContext& ctx, void (*kernel)(Params...), dim3 grid, dim3
         "launching a kernel");
 }
 
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// For kernels that shall take their places beside one another: all of an SM's shared memory for
+// blocks, `shared_bytes` of it for one. An SM changes its division between shared memory and L1 only
+// when it is empty, so kernels that follow each other must agree on it. Once per kernel, before
+// anything is captured.
+template <typename... Params>
+bool ShareProcessor(void (*kernel)(Params...), int64_t shared_bytes = 0) {
+  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared),
+        "dividing shared memory and L1");
+  if (shared_bytes > 0) {
+    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes)),
+          "raising a kernel's shared memory");
+  }
+  return true;
+}
+
 // 16 bytes that are read once: not kept in L1.
 __device__ __forceinline__ uint4 LoadStreaming(const void* p) {
   uint4 v;

@@ -77,6 +77,17 @@ std::string ReportText(const BenchResult& r) {
                             100 * rate / r.read_bandwidth.max);
     }
   }
+  for (const DecodeResult& d : r.decodes) {
+    absl::StrAppendFormat(&out,
+                          "\ndecode, batch %d: the step back to back %.1f us; each kernel alone, "
+                          "its calls of a step back to back\n  %-26s %8s %10s %10s\n",
+                          d.batch, d.device_step_seconds / kMicro, "kernel", "calls", "us/call",
+                          "us/step");
+    for (const KernelAlone& k : d.alone) {
+      absl::StrAppendFormat(&out, "  %-26s %8d %10.2f %10.1f\n", k.kernel, k.calls,
+                            k.seconds_per_call / kMicro, k.calls * k.seconds_per_call / kMicro);
+    }
+  }
   double prefill_seconds = 0;
   for (const KernelTotals& k : r.prefill_kernels) prefill_seconds += k.seconds;
   absl::StrAppendFormat(&out, "\nprefill: all instrumented chunks\n  %-26s %8s %10s %7s\n",
@@ -106,6 +117,7 @@ std::string ReportJson(const BenchResult& r) {
                        {"bandwidth_share", ToJson(d.bandwidth_share)},
                        {"share_of_best", d.share_of_best},
                        {"plain_step_seconds", d.plain_step_seconds},
+                       {"device_step_seconds", d.device_step_seconds},
                        {"between_step_seconds", d.between_step_seconds},
                        {"instrumented_steps", d.profile.steps},
                        {"instrumented_step_seconds", d.profile.step_seconds},

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <sstream>
@@ -166,6 +167,7 @@ class Bench {
     decode.bandwidth_share = SpreadOf(shares);
     decode.step_bytes = step_bytes;
     if (absl::Status status = TimeInstrumentation(rows, decode); !status.ok()) return status;
+    TimeKernelsAlone(decode);
     for (const StepProfile& profile : runner_->profiler().Profiles()) {
       if (profile.batch >= batch) {
         decode.profile = profile;
@@ -245,6 +247,38 @@ class Bench {
     decode.between_step_seconds = SpreadOf(between).median;
     decode.instrumented_step_seconds = SpreadOf(instrumented).median;
     return absl::OkStatus();
+  }
+
+  // Seconds of one run of a program, many of them queued before any is waited for.
+  double TimeProgram(std::span<const OpCall> calls) {
+    const int runs = options_.backend == "cuda" ? 20 : 1;
+    const std::unique_ptr<Program> program = backend_.Compile(calls);
+    program->Run();
+    backend_.Synchronize();
+    std::vector<double> seconds;
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      const double start = Now();
+      for (int i = 0; i < runs; ++i) program->Run();
+      backend_.Synchronize();
+      seconds.push_back((Now() - start) / runs);
+    }
+    return SpreadOf(seconds).median;
+  }
+
+  void TimeKernelsAlone(DecodeResult& decode) {
+    const std::vector<int> buckets = runner_->buckets();
+    const int bucket = *std::lower_bound(buckets.begin(), buckets.end(), decode.batch);
+    const std::span<const OpCall> step = runner_->DecodeCalls(bucket);
+    decode.device_step_seconds = TimeProgram(step);
+    std::map<std::string, std::vector<OpCall>> kernels;
+    for (const OpCall& call : step) kernels[call.tag].push_back(call);
+    for (const auto& [kernel, calls] : kernels) {
+      const auto count = static_cast<int>(calls.size());
+      decode.alone.push_back({kernel, count, TimeProgram(calls) / count});
+    }
+    std::sort(decode.alone.begin(), decode.alone.end(), [](const auto& a, const auto& b) {
+      return a.calls * a.seconds_per_call > b.calls * b.seconds_per_call;
+    });
   }
 
   // What a step cannot do without: every weight but an untied embedding read once, each sequence's

@@ -21,6 +21,14 @@ struct Spread {
 };
 Spread SpreadOf(std::vector<double> values);
 
+// One kernel of a decode step, run again and again with nothing between: all its calls of a step,
+// each on its own layer's weights, as a program of their own.
+struct KernelAlone {
+  std::string kernel;
+  int calls = 0;
+  double seconds_per_call = 0;
+};
+
 struct DecodeResult {
   int batch = 0;
   int context = 0;           // positions in each cache when decoding began
@@ -37,6 +45,9 @@ struct DecodeResult {
   double plain_step_seconds = 0;
   double between_step_seconds = 0;
   double instrumented_step_seconds = 0;
+  // The whole step as a program run back to back, without the host's part; and kernel by kernel.
+  double device_step_seconds = 0;
+  std::vector<KernelAlone> alone;
 };
 
 struct BenchResult {
