@@ -58,7 +58,7 @@ void SizeFixedParts(const ModelSpec& spec, const Backend& backend, MemoryPlan& p
 
 absl::Status ReadLimits(const ModelSpec& spec, const BackendInfo& info, const MemoryLimits& limits,
                         MemoryPlan& plan) {
-  absl::StatusOr<DecodePlan> decode_plan = ResolveDecodePlan(limits.decode_plan, info);
+  absl::StatusOr<DecodePlan> decode_plan = ResolveDecodePlan(limits.decode_plan);
   if (!decode_plan.ok()) return decode_plan.status();
   plan.decode_plan = *decode_plan;
 
@@ -107,14 +107,13 @@ std::string MemoryPlan::Table() const {
   return out;
 }
 
-absl::StatusOr<DecodePlan> ResolveDecodePlan(DecodePlan plan, const BackendInfo& info) {
+absl::StatusOr<DecodePlan> ResolveDecodePlan(DecodePlan plan) {
   switch (plan) {
     case DecodePlan::kExplicit:
     case DecodePlan::kFused:
       return plan;
     case DecodePlan::kAuto:
-      // On CUDA the operators that the fused plan joins are faster one by one so far.
-      return info.name == "cuda" ? DecodePlan::kExplicit : DecodePlan::kFused;
+      return DecodePlan::kFused;
     case DecodePlan::kPersistent:
       break;
   }

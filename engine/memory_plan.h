@@ -36,9 +36,9 @@ struct MemoryPlan {
   std::string Table() const;  // one line a kind, with sizes a person reads
 };
 
-// kAuto becomes the fastest plan built for the backend. UNIMPLEMENTED, naming the flag, for one
+// kAuto becomes the fastest plan that is built. UNIMPLEMENTED, naming the flag, for one
 // that is not.
-absl::StatusOr<DecodePlan> ResolveDecodePlan(DecodePlan plan, const BackendInfo& info);
+absl::StatusOr<DecodePlan> ResolveDecodePlan(DecodePlan plan);
 
 // Gives every sequence its whole context when that fits into memory_fraction of the device, and
 // otherwise as many pages as fit, but at least one whole context. RESOURCE_EXHAUSTED with the table

@@ -361,8 +361,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(Backend& backen
                                                                  WeightSource& weights,
                                                                  const RunnerOptions& options) {
   absl::StatusOr<DecodePlan> plan = ResolveDecodePlan(
-      options.decode_plan == DecodePlan::kAuto ? options.plan.decode_plan : options.decode_plan,
-      backend.Info());
+      options.decode_plan == DecodePlan::kAuto ? options.plan.decode_plan : options.decode_plan);
   if (!plan.ok()) return plan.status();
   if (*plan == DecodePlan::kExplicit && options.plan.decode_plan != DecodePlan::kExplicit) {
     return absl::InvalidArgumentError(

@@ -20,10 +20,10 @@ __device__ __forceinline__ void FenceBarrierInit() {
 
 // Arrives, and adds `bytes` to what the phase waits for.
 __device__ __forceinline__ void ArriveExpecting(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   SharedAddress(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 __device__ __forceinline__ void Arrive(uint64_t* barrier) {
@@ -47,7 +47,8 @@ __device__ __forceinline__ void WaitBarrier(uint64_t* barrier, uint32_t parity) 
 __device__ __forceinline__ void BulkCopy(void* to, const void* from, uint32_t bytes,
                                          uint64_t* barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], "
       "%2, [%3], %4;" ::"r"(SharedAddress(to)),
       "l"(from), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
       : "memory");

@@ -10,7 +10,6 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/bandwidth.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/prefetch_plan.h"
 #include "kernels/cuda/runtime.h"
 
 namespace qwend {
@@ -55,7 +54,7 @@ class Capture {
 class CudaProgram : public Program {
  public:
   CudaProgram(std::span<const OpCall> calls, const LaunchContext& ctx)
-      : ctx_(ctx), prefetches_(PlanPrefetches(calls)), seconds_(calls.size()) {
+      : ctx_(ctx), seconds_(calls.size()) {
     for (size_t i = 0; i <= calls.size(); ++i) events_.push_back(MakeEvent());
     RunEach(calls, [](size_t) {});  // loads every kernel before the capture
     Check(cudaStreamSynchronize(ctx_.stream), "the warm-up before a capture");
@@ -89,9 +88,7 @@ class CudaProgram : public Program {
     between(0);
     for (size_t i = 0; i < calls.size(); ++i) {
       try {
-        LaunchContext ctx = ctx_;
-        ctx.prefetch = prefetches_[i];
-        RunOp(calls[i].op, ctx);
+        RunOp(calls[i].op, ctx_);
         between(i + 1);
       } catch (const std::exception& e) {
         throw DeviceError("operator " + calls[i].tag + " of layer " +
@@ -108,7 +105,6 @@ class CudaProgram : public Program {
   }
 
   LaunchContext ctx_;
-  std::vector<Span> prefetches_;  // of each operator's kernel
   std::vector<Event> events_;
   std::vector<double> seconds_;
   GraphExec plain_, timed_;
@@ -122,7 +118,7 @@ class CudaBackend : public Backend {
     stream_ = MakeStream();
     workspace_ = Allocate(kWorkspaceBytes);
     ctx_ = {stream_.get(), properties_.multiProcessorCount, properties_.major >= 9,
-            workspace_.data(), {}};
+            workspace_.data()};
     PrepareAttentionKernels();
   }
 

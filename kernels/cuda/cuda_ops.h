@@ -17,19 +17,12 @@
 
 namespace qwend::cuda {
 
-// Memory that will be read soon.
-struct Span {
-  const char* data = nullptr;
-  int64_t bytes = 0;
-};
-
 struct LaunchContext {
   cudaStream_t stream = nullptr;
   int sm_count = 0;
   bool overlap =
       false;  // the device knows programmatic dependent launch (compute capability 9.0 on)
   void* workspace = nullptr;  // kWorkspaceBytes of device memory
-  Span prefetch;              // what a fused kernel asks L2 to fetch while it runs
 };
 
 // The last kCounterBytes are counters, zero between kernels; the rest is any kernel's to use.

@@ -1,9 +1,7 @@
 // The fused plan's mixer of a full-attention layer: head norms, rotation, cache write, attention
 // split over the length, output gate.
+#include "kernels/cuda/attention_head.cuh"
 #include "kernels/cuda/math.cuh"
-#include "kernels/cuda/paged.cuh"
-#include "kernels/cuda/prefetch.cuh"
-#include "kernels/cuda/reduce.cuh"
 
 namespace qwend::cuda {
 namespace {
@@ -16,109 +14,6 @@ constexpr int kMaxGroup = 16;
 constexpr int kPartialHead = 4;  // before a split's values: the largest score, the sum; aligned
 constexpr int64_t kCounterOffset = 4096;  // behind the sampler's
 
-struct AttentionArguments {
-  View<float> out;
-  View<const float> q, k, v, gate;
-  Vector q_weight, k_weight;  // none: no head norms
-  float norm_offset = 0.0f, norm_eps = 0.0f;
-  const float* cos = nullptr;
-  const float* sin = nullptr;
-  int half = 0;  // rotated pairs
-  bf16* k_pages = nullptr;
-  bf16* v_pages = nullptr;
-  const int* positions = nullptr;
-  BlockTable table;
-  int group = 0, kv_heads = 0;
-  float scale = 0.0f;
-  float* partials = nullptr;  // [rows, kv_heads, kMaxSplits, group, kPartialHead + D]
-  unsigned* counters = nullptr;
-  Span prefetch;
-};
-
-// What a warp needs to norm and rotate one head's vector, none of it made by an earlier kernel.
-template <int D>
-struct HeadConstants {
-  static constexpr int kPer = CeilDiv(D, kWarp);
-  float weight[kPer], cos[kPer], sin[kPer];  // of elements, and pairs, i * 32 + lane
-
-  __device__ __forceinline__ HeadConstants(const AttentionArguments& a, const Vector& weights,
-                                           int position, int lane) {
-    const int64_t angle = static_cast<int64_t>(position) * a.half;
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      const int at = i * kWarp + lane;
-      weight[i] = weights && at < D ? a.norm_offset + weights[at] : 1.0f;
-      cos[i] = at < a.half ? a.cos[angle + at] : 1.0f;
-      sin[i] = at < a.half ? a.sin[angle + at] : 0.0f;
-    }
-  }
-};
-
-// One head's vector into shared memory, normed and rotated. One warp.
-template <int D>
-__device__ __forceinline__ void PrepareHead(float* to, const float* from,
-                                            const HeadConstants<D>& c, bool normed,
-                                            const AttentionArguments& a, int lane) {
-  constexpr int kPer = HeadConstants<D>::kPer;
-  float x[kPer], square = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int at = i * kWarp + lane;
-    x[i] = at < D ? from[at] : 0.0f;
-    square = fmaf(x[i], x[i], square);
-  }
-  const float inverse = normed ? rsqrtf(WarpSum(square) / D + a.norm_eps) : 1.0f;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int at = i * kWarp + lane;
-    if (at < D) to[at] = x[i] * inverse * c.weight[i];
-  }
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int at = i * kWarp + lane;
-    if (at >= a.half) continue;
-    const float first = to[at], second = to[at + a.half];
-    to[at] = first * c.cos[i] - second * c.sin[i];
-    to[at + a.half] = second * c.cos[i] + first * c.sin[i];
-  }
-  __syncwarp();
-}
-
-// N consecutive bf16 as they lie in memory, in one load.
-template <int N>
-struct Packed {
-  uint32_t pairs[CeilDiv(N, 2)] = {};
-  __device__ __forceinline__ void Load(const bf16* from) {
-    if constexpr (N == 8) {
-      const uint4 w = *reinterpret_cast<const uint4*>(from);
-      pairs[0] = w.x;
-      pairs[1] = w.y;
-      pairs[2] = w.z;
-      pairs[3] = w.w;
-    } else if constexpr (N == 4) {
-      const uint2 w = *reinterpret_cast<const uint2*>(from);
-      pairs[0] = w.x;
-      pairs[1] = w.y;
-    } else if constexpr (N == 2) {
-      pairs[0] = *reinterpret_cast<const uint32_t*>(from);
-    } else {
-      pairs[0] = *reinterpret_cast<const uint16_t*>(from);
-    }
-  }
-  __device__ __forceinline__ float operator[](int i) const {
-    return i % 2 == 0 ? LowBf16(pairs[i / 2]) : HighBf16(pairs[i / 2]);
-  }
-};
-
-// Largest score, sum of exponentials and weighted values of some positions.
-template <int N>
-struct Softmax {
-  float largest = -INFINITY;
-  float sum = 0.0f;
-  float values[N] = {};
-};
-
 // Block (split of the positions, key-value head, row), all query heads of the group at once. Each
 // warp keeps its own running softmax over every 8th position, so that no barrier stands between
 // positions; warps are merged in order at the end, and the block that ends last merges the splits
@@ -129,9 +24,10 @@ struct Softmax {
 template <int D, int G>
 __global__ void __launch_bounds__(kAttentionWarps* kWarp)
     DecodeAttentionKernel(const __grid_constant__ AttentionArguments a) {
-  constexpr int kPer = D < kWarp ? 1 : D / kWarp;  // elements of a head that a lane holds
+  constexpr int kPer = D < kWarp ? 1 : D / kWarp;       // elements of a head that a lane holds
   constexpr int kBatch = G >= 16 ? 1 : G == 8 ? 2 : 4;  // positions a warp looks at together
-  constexpr int kAhead = G * D >= 1024 ? kBatch : 2 * kBatch;  // positions whose loads are under way
+  constexpr int kAhead =
+      G * D >= 1024 ? kBatch : 2 * kBatch;              // positions whose loads are under way
   constexpr int kMerged = G == kMaxGroup ? 512 : 1024;  // elements of all heads merged at once
   constexpr int kTogether = G * D <= kMerged ? G : kMerged / D;
   __shared__ float heads[(G + 1) * D];
@@ -147,7 +43,6 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
   const int position = a.positions[row], length = position + 1;
   const int chunk = max(kSplitTokens, CeilDiv(length, kMaxSplits));
   const int splits = CeilDiv(length, chunk);
-  PrefetchShare(a.prefetch);
   if (split >= splits) return;
   const int begin = split * chunk, end = min(begin + chunk, length);
   const bool newest = end == length;  // this split holds the new position
@@ -252,8 +147,7 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
     }
   }
   const int64_t partial_size = int64_t{a.group} * (D + kPartialHead);
-  float* partials =
-      a.partials + (int64_t{row} * a.kv_heads + kv_head) * kMaxSplits * partial_size;
+  float* partials = a.partials + (int64_t{row} * a.kv_heads + kv_head) * kMaxSplits * partial_size;
   float* mine = partials + split * partial_size;
   const auto finish = [&](int g, int d, float x) {
     const int head = kv_head * a.group + g;
@@ -421,7 +315,6 @@ void Run(const ops::DecodeAttention& op, const LaunchContext& ctx) {
   a.scale = op.attention.scale;
   a.partials = static_cast<float*>(ctx.workspace);
   a.counters = reinterpret_cast<unsigned*>(static_cast<char*>(Counters(ctx)) + kCounterOffset);
-  a.prefetch = ctx.prefetch;
   const int rows = static_cast<int>(op.attention.q.rows());
   DispatchSize<16, 32, 64, 128, 256>(
       op.attention.q.dim(2), "DecodeAttention: head_dim",

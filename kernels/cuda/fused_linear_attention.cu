@@ -1,6 +1,5 @@
 // The fused plan's mixer of a linear layer: convolution, gates, delta rule and gated norm.
 #include "kernels/cuda/math.cuh"
-#include "kernels/cuda/prefetch.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace qwend::cuda {
@@ -27,7 +26,6 @@ struct MixerArguments {
   int value_dim = 0;
   int heads_per_key = 0;
   float scale = 0.0f, l2_eps = 0.0f, eps = 0.0f;
-  Span prefetch;
 };
 
 // One channel of the convolution: what of it no earlier kernel of the step makes.
@@ -58,14 +56,13 @@ struct Channel {
 };
 
 // Block (key head, row): everything of the head and of the value heads that share it. A warp holds
-// every 16th row of the state in registers, four columns a lane, from its reading to its writing. State
-// and convolution tail are requested before the kernel before has ended: earlier steps wrote them,
-// and within a program nothing but this kernel may.
-// Bytes: the state, read and written. Bound: latency at batch 1, memory bandwidth at large batches.
-// Order of S^T k: a warp's rows, then warps.
+// every 16th row of the state in registers, four columns a lane, from its reading to its writing.
+// State and convolution tail are requested before the kernel before has ended: earlier steps wrote
+// them, and within a program nothing but this kernel may. Bytes: the state, read and written.
+// Bound: latency at batch 1, memory bandwidth at large batches. Order of S^T k: a warp's rows, then
+// warps.
 template <int DK>
-__global__ void __maxnreg__(88)
-    LinearAttentionKernel(const __grid_constant__ MixerArguments a) {
+__global__ void __maxnreg__(88) LinearAttentionKernel(const __grid_constant__ MixerArguments a) {
   constexpr int kRows = DK / kMixerWarps;
   __shared__ float mixed[2 * DK + kMaxHeadsPerKey * kMaxValueDim];
   __shared__ float4 u_parts[kMixerWarps][kWarp], o_parts[kMixerWarps][kWarp];
@@ -102,7 +99,6 @@ __global__ void __maxnreg__(88)
   };
   Channel channel;
   if (static_cast<int>(threadIdx.x) < num_channels) channel.Load(a, slot, channel_of(threadIdx.x));
-  PrefetchShare(a.prefetch);
   WaitForPrevious();
   for (int i = threadIdx.x; i < num_channels; i += blockDim.x) {
     const int at = channel_of(i);
@@ -219,7 +215,6 @@ void Run(const ops::LinearAttention& op, const LaunchContext& ctx) {
   a.scale = op.rule.scale;
   a.l2_eps = op.rule.l2_eps;
   a.eps = op.norm.eps;
-  a.prefetch = ctx.prefetch;
   const dim3 grid(op.rule.k.dim(1), op.conv.x.rows());
   DispatchSize<16, 32, 64, 96, 128>(op.rule.k.dim(2), "LinearAttention: key_dim", [&](auto dk) {
     const auto kernel = LinearAttentionKernel<decltype(dk)::value>;

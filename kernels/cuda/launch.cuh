@@ -137,9 +137,9 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
 }
 
 // For kernels that shall take their places beside one another: all of an SM's shared memory for
-// blocks, `shared_bytes` of it for one. An SM changes its division between shared memory and L1 only
-// when it is empty, so kernels that follow each other must agree on it. Once per kernel, before
-// anything is captured.
+// blocks, `shared_bytes` of it for one. An SM changes its division between shared memory and L1
+// only when it is empty, so kernels that follow each other must agree on it. Once per kernel,
+// before anything is captured.
 template <typename... Params>
 bool ShareProcessor(void (*kernel)(Params...), int64_t shared_bytes = 0) {
   Check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,

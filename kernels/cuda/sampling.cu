@@ -1,6 +1,5 @@
 #include <cfloat>
 
-#include "kernels/cuda/prefetch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sample_key.cuh"
 #include "kernels/philox.h"
@@ -99,8 +98,7 @@ __device__ uint32_t LargestKey(const Row<L>& row, uint32_t floor_key, float* scr
 template <typename L>
 __global__ void __launch_bounds__(kSampleThreads)
     SampleKernel(int* tokens, SampleKey* best, View<const L> logits, const SamplingRow* rows,
-                 int limit, Span prefetch) {
-  PrefetchShare(prefetch);
+                 int limit) {
   WaitForPrevious();
   __shared__ float scratch[kWarp];
   __shared__ float prefix[kSampleThreads];
@@ -198,7 +196,7 @@ void Run(const ops::TokenSampler& op, const LaunchContext& ctx) {
     const auto logits = MakeView<const L>(op.logits);
     if (!op.best) LaunchBest<L>(best, logits, params, rows, vocab, op.vocab_limit, ctx);
     Launch(ctx, SampleKernel<L>, dim3(rows), dim3(kSampleThreads), 0, op.tokens.As<int>(), best,
-           logits, params, op.vocab_limit, ctx.prefetch);
+           logits, params, op.vocab_limit);
   });
 }
 

@@ -110,8 +110,7 @@ absl::StatusOr<BenchOptions> ParseBenchOptions(const std::vector<std::string>& a
   absl::StatusOr<DecodePlan> plan = ParsePlan(absl::GetFlag(FLAGS_decode_plan));
   if (!plan.ok()) return plan.status();
   options.decode_plan = *plan;
-  if (absl::Status status = ResolveDecodePlan(*plan, BackendInfo()).status(); !status.ok())
-    return status;
+  if (absl::Status status = ResolveDecodePlan(*plan).status(); !status.ok()) return status;
   if (absl::Status status = SyntheticSpec(options.synthetic).status(); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("--synthetic: ", status.message()));
   }

@@ -149,10 +149,31 @@ TEST(Decoder, TheFusedPlanHasAtMostFourteenKernels) {
   for (const OpCall& call : list.calls()) kernels.insert(call.op.index());
   EXPECT_LE(kernels.size(), 14u);
   const std::map<std::string, int> tags = Tags(list);
-  EXPECT_EQ(tags.at("rms_norm_residual_fused"), 6);
-  EXPECT_EQ(tags.at("rms_norm"), 1);  // the first layer's, which has no residual before it
-  EXPECT_EQ(tags.count("residual_add") + tags.count("final_rms_norm"), 0u);
-  EXPECT_EQ(tags.at("attention"), 3);
+  const int layers = 3;
+  EXPECT_EQ(tags, (std::map<std::string, int>{{"embedding_lookup", 1},
+                                              {"norm_qkv_proj", layers},
+                                              {"attention", layers},
+                                              {"attn_out_proj_residual", layers},
+                                              {"norm_gate_up_silu", layers},
+                                              {"down_proj_residual", layers},
+                                              {"norm_lm_head", 1},
+                                              {"token_sampler", 1}}));
+}
+
+TEST(Decoder, TheFusedPlanOfAHybridModel) {
+  const std::map<std::string, int> tags =
+      Tags(PaperModel("tiny-qwen35", DecodePlan::kFused).Decode(1));
+  EXPECT_EQ(tags, (std::map<std::string, int>{{"embedding_lookup", 1},
+                                              {"norm_in_proj", 3},
+                                              {"linear_attention", 3},
+                                              {"linear_out_proj_residual", 3},
+                                              {"norm_qkv_proj", 1},
+                                              {"attention", 1},
+                                              {"attn_out_proj_residual", 1},
+                                              {"norm_gate_up_silu", 4},
+                                              {"down_proj_residual", 4},
+                                              {"norm_lm_head", 1},
+                                              {"token_sampler", 1}}));
 }
 
 TEST(Decoder, SplitKFollowsTheBackendsTable) {

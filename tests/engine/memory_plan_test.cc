@@ -70,16 +70,16 @@ TEST(MemoryPlan, PublishedSizesAddUp) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->max_context_tokens, 32768);
   EXPECT_EQ(plan->prefill_chunk_tokens, 512);
-  EXPECT_EQ(plan->decode_plan, DecodePlan::kExplicit);  // what auto means on CUDA so far
+  EXPECT_EQ(plan->decode_plan, DecodePlan::kFused);  // what auto means
   EXPECT_EQ(plan->kv_pages, 8 * 32768 / 64);
   EXPECT_EQ(plan->kv_bytes, int64_t{plan->kv_pages + 1} * 64 * 12288);
   EXPECT_EQ(plan->state_bytes, 9 * (18 * (16 * 128 * 128 * 4 + 6144 * 3 * 2)));
   // 2 bytes a weight, but 4 for the vectors and convolutions.
   EXPECT_NEAR(static_cast<double>(plan->weight_bytes), 1504786048.0, 2e6);
   EXPECT_GE(plan->weight_bytes, 1504786048);
-  // 8 rows of logits, rope tables, 8 rows of scores for 8 heads, and little else.
-  EXPECT_NEAR(static_cast<double>(plan->workspace_bytes),
-              8.0 * 248320 * 4 + 2.0 * 32768 * 32 * 4 + 8.0 * 8 * 32768 * 4, 1e5);
+  // 8 rows of logits, rope tables, and little else.
+  EXPECT_NEAR(static_cast<double>(plan->workspace_bytes), 8.0 * 248320 * 4 + 2.0 * 32768 * 32 * 4,
+              1e5);
   EXPECT_THAT(plan->Table(), HasSubstr("1.40 GiB"));
 }
 

