@@ -82,11 +82,10 @@ void KvRangeLog::ObserveFused(const OpCall& call, const ops::DecodeAttention& op
     const int64_t page = table[sequence_of[row] * s.block_table.cols() + position / kPageTokens];
     slots.push_back(page * kPageTokens + position % kPageTokens);
   }
-  for (const auto& [pool, pages] :
-       {std::pair{'k', op.update.k_pages}, std::pair{'v', op.update.v_pages}}) {
-    Write(call, pool, pages, slots);
-    Read(call, pool, pages, lengths, s);
-  }
+  Write(call, 'k', op.update.k_pages, slots);
+  Write(call, 'v', op.update.v_pages, slots);
+  Read(call, 'k', op.update.k_pages, lengths, s);
+  Read(call, 'v', op.update.v_pages, lengths, s);
 }
 
 std::string KvRangeLog::ToString() const {

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -194,6 +195,9 @@ class CudaBackend : public Backend {
 }  // namespace
 
 int DeviceCount() {
+  // Every kernel is loaded when the device is first used, none while requests wait. The first call
+  // into CUDA reads this.
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
     cudaGetLastError();

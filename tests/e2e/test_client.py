@@ -171,7 +171,7 @@ class ClientTest(unittest.TestCase):
         self.assertEqual(run_client("health", "--service=no", self.flag)[0], 1)
         self.run_ok("generate", "Tell me a story.", "--ignore_eos", "--max_tokens=100")
         table = self.run_ok("profile", "--batch=1")
-        self.assertIn("lm_head_gemv", table)
+        self.assertIn("norm_lm_head", table)
         self.assertIn("GB/s", table)
         code, _, err = run_client("abort", "nobody", self.flag)
         self.assertEqual(code, 1)

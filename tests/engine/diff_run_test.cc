@@ -303,8 +303,8 @@ TEST(KvRangeLog, RangesFollowTheBlockTable) {
                   "layer 3 prefill_kv_cache_update writes v [16384, 65536), 17920 bytes in 2 runs",
                   "layer 3 prefill_attention reads k [16384, 65536), 17920 bytes in 2 runs",
                   "layer 3 prefill_attention reads v [16384, 65536), 17920 bytes in 2 runs",
-                  "layer 3 kv_cache_update writes k [17920, 18176), 256 bytes in 1 run",
-                  "layer 3 kv_cache_update writes v [17920, 18176), 256 bytes in 1 run",
+                  "layer 3 attention writes k [17920, 18176), 256 bytes in 1 run",
+                  "layer 3 attention writes v [17920, 18176), 256 bytes in 1 run",
                   "layer 3 attention reads k [16384, 65536), 18176 bytes in 2 runs",
                   "layer 3 attention reads v [16384, 65536), 18176 bytes in 2 runs"));
   EXPECT_THAT(run.kv_log().violations(), IsEmpty());

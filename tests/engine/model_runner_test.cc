@@ -305,7 +305,7 @@ TEST(ModelRunner, InstrumentedStepsAreProfiled) {
   EXPECT_NEAR(sum, profiles[0].step_seconds, 1e-9);
   // lm_head reads its matrix once a step.
   const auto head = std::find_if(profiles[0].kernels.begin(), profiles[0].kernels.end(),
-                                 [](const auto& k) { return k.kernel == "lm_head_gemv"; });
+                                 [](const auto& k) { return k.kernel == "norm_lm_head"; });
   ASSERT_NE(head, profiles[0].kernels.end());
   EXPECT_GE(head->bytes_per_step, 704 * 128 * 2);
   EXPECT_LE(head->bytes_per_step, 704 * 128 * 2 * 1.2);
