@@ -1,35 +1,13 @@
 // Every CUDA operator against the CPU backend: real shapes and hostile ones, strided inputs,
 // poisoned outputs, fresh random input on every run (the seed is printed; QWEND_TEST_SEED repeats
 // one).
-#include <cstdlib>
-
 #include "tests/gpu/twin.h"
 
 namespace qwend::gpu {
 namespace {
 
-class CudaOps : public ::testing::Test {
+class CudaOps : public TwinTest {
  protected:
-  static void SetUpTestSuite() {
-    if (CudaDeviceCount() == 0) return;
-    cpu_ = MakeCpuBackend();
-    cuda_ = MakeCudaBackend();
-  }
-  static void TearDownTestSuite() {
-    cuda_.reset();
-    cpu_.reset();
-  }
-  void SetUp() override {
-    QWEND_REQUIRE_GPU();
-    const char* given = std::getenv("QWEND_TEST_SEED");
-    const uint64_t seed =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    RecordProperty("seed", std::to_string(seed));
-    trace_ = std::make_unique<::testing::ScopedTrace>(__FILE__, __LINE__,
-                                                      "seed " + std::to_string(seed));
-    twin_ = std::make_unique<Twin>(*cpu_, *cuda_, seed);
-  }
-
   // Sequences with the given numbers of rows and start positions, their pages dealt out in a
   // shuffled order.
   struct Step {
@@ -74,12 +52,7 @@ class CudaOps : public ::testing::Test {
     s.lengths = twin_->Ints(lengths, {s.rows});
     return s;
   }
-
-  static std::unique_ptr<Backend> cpu_, cuda_;
-  std::unique_ptr<Twin> twin_;
-  std::unique_ptr<::testing::ScopedTrace> trace_;
 };
-std::unique_ptr<Backend> CudaOps::cpu_, CudaOps::cuda_;
 
 TEST_F(CudaOps, Gemv) {
   struct Case {

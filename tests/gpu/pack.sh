@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=${1:-build}
 mkdir -p .gpu/bin .gpu/lib
-for name in qwend qwend-client qwend-bench model_probe cuda_ops_test cuda_model_test; do
+for name in qwend qwend-client qwend-bench model_probe cuda_ops_test fused_ops_test cuda_model_test; do
   [ -x "$build/bin/$name" ] || { echo "pack.sh: no $build/bin/$name yet, left out" >&2; continue; }
   strip -o ".gpu/bin/$name" "$build/bin/$name"
   ldd "$build/bin/$name" | awk '$3 ~ /^\// {print $3}'

@@ -24,7 +24,11 @@ import random, struct, sys
 r = random.Random(1)
 sys.stdout.buffer.write(struct.pack('<64i', *(r.randrange(3000) for _ in range(64))))" >"$work/ids"; }
 
-ops() { step ops; check 240 "$bin/cuda_ops_test" --gtest_brief=1; }
+ops() {
+  step ops
+  check 240 "$bin/cuda_ops_test" --gtest_brief=1
+  check 240 "$bin/fused_ops_test" --gtest_brief=1
+}
 models() { step models; QWEND_SOURCE_DIR=$PWD check 240 "$bin/cuda_model_test" --gtest_brief=1; }
 service() {
   for plan in $plans; do

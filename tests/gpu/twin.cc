@@ -1,6 +1,9 @@
 #include "tests/gpu/twin.h"
 
+#include <cstdlib>
+
 #include "kernels/bf16.h"
+#include "kernels/op_check.h"
 
 namespace qwend::gpu {
 namespace {
@@ -81,6 +84,10 @@ Handle Twin::Weight(DType dtype, int64_t rows, int64_t cols, float spread) {
   std::normal_distribution<float> normal(0.0f, spread);
   std::vector<float> values(rows * cols);
   for (float& v : values) v = normal(random_);
+  return Weight(dtype, rows, cols, values);
+}
+
+Handle Twin::Weight(DType dtype, int64_t rows, int64_t cols, const std::vector<float>& values) {
   std::vector<char> host = Encode(values, dtype);
   const TensorView view = TensorView::Of(host.data(), dtype, {rows, cols});
   for (Backend* backend : {&cpu_, &cuda_}) {
@@ -99,12 +106,23 @@ Handle Twin::Cut(Handle from, const std::function<TensorView(const TensorView&)>
   return {static_cast<int>(cpu_views_.size()) - 1};
 }
 
+void Twin::Restore(Handle to, Handle from) {
+  std::vector<char> bytes(cpu_views_[from.index].bytes());
+  const int64_t size = static_cast<int64_t>(bytes.size());
+  cpu_.CopyToHost(bytes.data(), cpu_views_[from.index].data, size);
+  cpu_.CopyToDevice(cpu_views_[to.index].data, bytes.data(), size);
+  cuda_.CopyToHost(bytes.data(), cuda_views_[from.index].data, size);
+  cuda_.CopyToDevice(cuda_views_[to.index].data, bytes.data(), size);
+  cuda_.Synchronize();
+}
+
 void Twin::Run(const std::function<Op(const Side&)>& make) {
   const auto pick = [](const std::vector<TensorView>& views) {
     return [&views](Handle h) { return h.index < 0 ? TensorView{} : views[h.index]; };
   };
   for (Backend* backend : {&cpu_, &cuda_}) {
     const Op op = make(pick(backend == &cpu_ ? cpu_views_ : cuda_views_));
+    CheckOp({.op = op, .tag = "test"});
     backend->Run(op);
     backend->Synchronize();
   }
@@ -117,9 +135,10 @@ std::vector<float> Twin::Read(Backend& backend, const TensorView& view) {
   std::vector<char> raw(span * SizeOf(view.dtype));
   backend.CopyToHost(raw.data(), view.data, static_cast<int64_t>(raw.size()));
   std::vector<float> values(view.elements());
+  const bool whole = view.contiguous();
   for (int64_t i = 0; i < view.elements(); ++i) {
-    int64_t rest = i, at = 0;
-    for (int d = view.rank - 1; d >= 0; --d) {
+    int64_t rest = i, at = whole ? i : 0;
+    for (int d = view.rank - 1; d >= 0 && !whole; --d) {
       at += rest % view.shape[d] * view.strides[d];
       rest /= view.shape[d];
     }
@@ -130,6 +149,8 @@ std::vector<float> Twin::Read(Backend& backend, const TensorView& view) {
       uint16_t v;
       std::memcpy(&v, p, 2);
       values[i] = Bf16ToFloat(v);
+    } else if (view.dtype == DType::kU8) {
+      values[i] = static_cast<unsigned char>(*p);
     } else {
       int32_t v;
       std::memcpy(&v, p, 4);
@@ -167,6 +188,37 @@ void Twin::ExpectClose(Handle h, double tolerance, const std::string& what) {
 void Twin::ExpectEqual(Handle h, const std::string& what) {
   EXPECT_EQ(Cuda(h), Cpu(h)) << what;
   ExpectGuards(h, what);
+}
+
+std::unique_ptr<Backend> TwinTest::cpu_, TwinTest::cuda_;
+
+bool TwinTest::OnCuda() {
+  const char* given = std::getenv("QWEND_OPS_TEST_BACKEND");
+  return given == nullptr || std::strcmp(given, "cpu") != 0;
+}
+
+void TwinTest::SetUpTestSuite() {
+  if (OnCuda() && CudaDeviceCount() == 0) return;
+  cpu_ = MakeCpuBackend();
+  cuda_ = OnCuda() ? MakeCudaBackend() : MakeCpuBackend();
+}
+
+void TwinTest::TearDownTestSuite() {
+  cuda_.reset();
+  cpu_.reset();
+}
+
+void TwinTest::SetUp() {
+  if (OnCuda()) {
+    QWEND_REQUIRE_GPU();
+  }
+  const char* given = std::getenv("QWEND_TEST_SEED");
+  const uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  RecordProperty("seed", std::to_string(seed));
+  trace_ =
+      std::make_unique<::testing::ScopedTrace>(__FILE__, __LINE__, "seed " + std::to_string(seed));
+  twin_ = std::make_unique<Twin>(*cpu_, *cuda_, seed);
 }
 
 }  // namespace qwend::gpu

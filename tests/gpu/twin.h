@@ -35,10 +35,14 @@ class Twin {
   Handle Bytes(const void* data, std::initializer_list<int64_t> shape);
   // A projection weight: packed by each backend in its own layout.
   Handle Weight(DType dtype, int64_t rows, int64_t cols, float spread);
+  Handle Weight(DType dtype, int64_t rows, int64_t cols, const std::vector<float>& values);
   // A view cut out of another tensor, the same way on both sides.
   Handle Cut(Handle from, const std::function<TensorView(const TensorView&)>& cut);
 
-  // Runs the operator that `make` builds from each side's views.
+  // Gives `to` the contents of `from`, a whole tensor of the same shape and type.
+  void Restore(Handle to, Handle from);
+
+  // Runs the operator that `make` builds from each side's views, checked as a list would check it.
   void Run(const std::function<Op(const Side&)>& make);
 
   std::vector<float> Cpu(Handle h) { return Read(cpu_, cpu_views_[h.index]); }
@@ -66,10 +70,56 @@ class Twin {
   std::vector<char*> guards_;  // the CUDA side's allocation, null for cuts
 };
 
-// The test's one pair of backends; skips the test, and says so, where there is no GPU.
+// Skips the test, and says so, where there is no GPU.
 #define QWEND_REQUIRE_GPU()                                 \
   if (qwend::CudaDeviceCount() == 0)                        \
   GTEST_SKIP() << "SKIP gpu: no NVIDIA device, or no CUDA " \
                   "build"
+
+// A pair of backends for the suite, a twin for each test. The seed is printed; QWEND_TEST_SEED
+// repeats one. QWEND_OPS_TEST_BACKEND=cpu puts a second CPU backend in CUDA's place, to try the
+// tests themselves.
+class TwinTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite();
+  static void TearDownTestSuite();
+  void SetUp() override;
+  static bool OnCuda();
+
+  Handle Rows(Handle from, int first, int count) {
+    return twin_->Cut(from, [=](const TensorView& v) { return v.Slice(0, first, count); });
+  }
+  Handle Columns(Handle from, int first, int count) {
+    return twin_->Cut(from, [=](const TensorView& v) { return v.Slice(1, first, count); });
+  }
+  // A weight whose products are about as large as x.
+  Handle Projection(int n, int k, DType dtype = DType::kBF16) {
+    return twin_->Weight(dtype, n, k, 1.0f / std::sqrt(static_cast<float>(k)));
+  }
+  // Row by row, so that no row's error hides behind the others' size.
+  void ExpectRowsClose(Handle h, int rows, double tolerance, const std::string& what) {
+    for (int r = 0; r < rows; ++r)
+      twin_->ExpectClose(Rows(h, r, 1), tolerance, what + " row " + std::to_string(r));
+    twin_->ExpectClose(h, tolerance, what);
+  }
+  // run(first, count) runs rows [first, first + count) of 64; probe(row) is what CUDA made of one
+  // of them.
+  template <typename Run, typename Probe>
+  void ExpectRowBits(Run run, Probe probe) {
+    for (const bool last : {false, true}) {
+      run(last ? 63 : 0, 1);
+      const std::vector<float> alone = probe(0);
+      for (const int count : {2, 4, 5, 8, 17, 64}) {
+        run(last ? 64 - count : 0, count);
+        EXPECT_TRUE(probe(last ? count - 1 : 0) == alone)
+            << (last ? "the last" : "the first") << " of " << count << " rows";
+      }
+    }
+  }
+
+  static std::unique_ptr<Backend> cpu_, cuda_;
+  std::unique_ptr<Twin> twin_;
+  std::unique_ptr<::testing::ScopedTrace> trace_;
+};
 
 }  // namespace qwend::gpu
