@@ -208,7 +208,7 @@ TEST_F(FusedOpsCheck, PartsAreCheckedByThemselves) {
 }
 
 TEST_F(FusedOpsCheck, ProjectionsAreWholeAndFew) {
-  for (const int count : {0, -1}) {
+  for (const int count : {0, -1, ops::NormProjections::kMax + 1}) {
     ops::NormProjections op = Projections();
     op.count = count;
     EXPECT_THAT(Refusal(op), HasSubstr("count is " + std::to_string(count)));
