@@ -197,7 +197,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Assemble(const EngineOptions& options) {
                                      {.plan = *plan,
                                       .decode_plan = options.decode_plan,
                                       .profile_every = options.profile_every,
-                                      .sampleable_tokens = parts.model.sampleable_tokens});
+                                      .sampleable_tokens = parts.model.sampleable_tokens,
+                                      .decode_ahead = parts.backend->Info().asynchronous});
   if (!created.ok()) return created.status();
   ModelRunner* runner = created->get();
   parts.executor = *std::move(created);

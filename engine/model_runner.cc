@@ -1,19 +1,24 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/decode_ahead.h"
 #include "engine/loader/upload.h"
 #include "engine/models/decoder.h"
 #include "engine/op_list.h"
 #include "engine/rope_tables.h"
 #include "engine/step_buffers.h"
+#include "engine/step_input_writer.h"
 
 namespace qwend {
 namespace {
@@ -37,7 +42,7 @@ class EveryNth {
   int count_ = 0;
 };
 
-class ModelRunnerImpl final : public ModelRunner {
+class ModelRunnerImpl final : public ModelRunner, private StepQueue {
  public:
   ModelRunnerImpl(Backend& backend, const ModelSpec& spec, const RunnerOptions& options,
                   DecodePlan plan)
@@ -51,7 +56,9 @@ class ModelRunnerImpl final : public ModelRunner {
                          : std::min(options.sampleable_tokens, spec.vocab_size)),
         timed_decode_(options.profile_every),
         timed_prefill_(options.profile_every),
-        replays_(sizes_.buckets.size()) {}
+        replays_(sizes_.buckets.size()) {
+    if (options.decode_ahead) ahead_.emplace(static_cast<StepQueue&>(*this), sizes_.max_context);
+  }
 
   absl::Status Load(const MemoryPlan& plan, WeightSource& source) {
     memory_ = backend_.Allocate(plan.total());
@@ -72,7 +79,10 @@ class ModelRunnerImpl final : public ModelRunner {
     backend_.CopyToDevice(workspace_.rope_cos.data, rope.cos.data(), workspace_.rope_cos.bytes());
     backend_.CopyToDevice(workspace_.rope_sin.data, rope.sin.data(), workspace_.rope_sin.bytes());
     backend_.Synchronize();
-    host_inputs_ = std::make_unique<int64_t[]>((workspace_.inputs_bytes + 7) / 8);
+    inputs_.emplace(backend_, spec_.vocab_size, sizes_, workspace_);
+    for (std::unique_ptr<Readback>& readback : readbacks_) {
+      readback = backend_.MakeReadback(int64_t{sizes_.max_bucket} * int64_t{sizeof(int32_t)});
+    }
     for (int bucket : sizes_.buckets) CompileDecode(bucket);
     PrefillLayers(sizes_.chunk);
     return absl::OkStatus();
@@ -83,10 +93,15 @@ class ModelRunnerImpl final : public ModelRunner {
 
   int32_t Prefill(const PrefillChunk& chunk) override {
     const int rows = static_cast<int>(chunk.tokens.size());
-    const StepInputs inputs = SetPrefillInputs(chunk);
+    if (ahead_) ahead_->BeforePrefill(chunk.sequence.state_slot, chunk.start_position == 0);
+    const StepInputs inputs = inputs_->Prefill(chunk);
+    if (chunk.start_position == 0) ZeroState(chunk.sequence.state_slot);
     const OpList& layers = PrefillLayers(rows);
     OpList head("prefill_");
-    if (chunk.sample) AppendHead(Context(), inputs.sampling, rows - 1, 1, HeadForm::kPlain, head);
+    if (chunk.sample) {
+      AppendHead(Context(), inputs.sampling, workspace_.tokens, rows - 1, 1, HeadForm::kPlain,
+                 head);
+    }
 
     if (timed_prefill_.Next()) {
       const double mean_length = chunk.start_position + (rows + 1) / 2.0;
@@ -106,9 +121,19 @@ class ModelRunnerImpl final : public ModelRunner {
   }
 
   std::span<const int32_t> Decode(std::span<const DecodeRow> rows) override {
+    if (ahead_) {
+      tokens_ = ahead_->Decode(rows);
+    } else {
+      Launch(rows, /*tokens_on_device=*/false);
+      tokens_ = Collect();
+    }
+    return tokens_;
+  }
+
+  void Launch(std::span<const DecodeRow> rows, bool tokens_on_device) override {
     const size_t index = BucketIndex(rows);
     const int bucket = sizes_.buckets[index];
-    const double mean_length = SetDecodeInputs(rows, bucket);
+    const double mean_length = inputs_->Decode(rows, bucket, tokens_on_device);
     DecodeProgram& decode = decode_[index];
     if (timed_decode_.Next()) {
       const std::span<const double> seconds = decode.program->RunTimed();
@@ -118,7 +143,16 @@ class ModelRunnerImpl final : public ModelRunner {
       decode.program->Run();
     }
     replays_[index].fetch_add(1, std::memory_order_relaxed);
-    return CopyTokens(rows.size());
+    readbacks_[launched_++ % kReadbacks]->Start(
+        workspace_.inputs, static_cast<int64_t>(rows.size() * sizeof(int32_t)));
+    launched_rows_.push_back(rows.size());
+  }
+
+  std::vector<int32_t> Collect() override {
+    const auto* tokens = static_cast<const int32_t*>(readbacks_[collected_++ % kReadbacks]->Wait());
+    const size_t rows = launched_rows_.front();
+    launched_rows_.pop_front();
+    return {tokens, tokens + rows};
   }
 
   const KernelProfiler& profiler() const override { return profiler_; }
@@ -148,13 +182,14 @@ class ModelRunnerImpl final : public ModelRunner {
   std::vector<float> PrefillAllLogits(const PrefillChunk& chunk,
                                       const OpObserver& observer) override {
     const int rows = static_cast<int>(chunk.tokens.size());
-    SetPrefillInputs(chunk);
+    inputs_->Prefill(chunk);
+    if (chunk.start_position == 0) ZeroState(chunk.sequence.state_slot);
     RunObserved(PrefillLayers(rows), observer);
     std::vector<float> logits(int64_t{rows} * spec_.vocab_size);
     for (int first = 0; first < rows; first += sizes_.max_bucket) {
       const int count = std::min(sizes_.max_bucket, rows - first);
       OpList head("prefill_");
-      AppendHead(Context(), {}, first, count, HeadForm::kPlain, head);
+      AppendHead(Context(), {}, {}, first, count, HeadForm::kPlain, head);
       RunObserved(head, observer);
       CopyLogits(count, logits.data() + int64_t{first} * spec_.vocab_size);
     }
@@ -163,10 +198,14 @@ class ModelRunnerImpl final : public ModelRunner {
 
   std::span<const int32_t> DecodeEagerly(std::span<const DecodeRow> rows,
                                          const OpObserver& observer) override {
+    Require(!ahead_, "DecodeEagerly: the runner decodes ahead; make one with decode_ahead off");
     const size_t index = BucketIndex(rows);
-    SetDecodeInputs(rows, sizes_.buckets[index]);
+    inputs_->Decode(rows, sizes_.buckets[index], /*tokens_on_device=*/false);
     RunObserved(decode_[index].list, observer);
-    return CopyTokens(rows.size());
+    tokens_.resize(rows.size());
+    backend_.CopyToHost(tokens_.data(), workspace_.inputs,
+                        static_cast<int64_t>(rows.size() * sizeof(int32_t)));
+    return tokens_;
   }
 
   std::vector<float> LastDecodeLogits(int rows) override {
@@ -214,7 +253,7 @@ class ModelRunnerImpl final : public ModelRunner {
     const StepInputs inputs = LayOutInputs(sizes_, bucket, bucket, workspace_.inputs);
     DecodeProgram decode;
     AppendLayers(Context(), inputs, StepPhase::kDecode, plan_, decode.list);
-    AppendHead(Context(), inputs.sampling, 0, bucket,
+    AppendHead(Context(), inputs.sampling, inputs.token_ids, 0, bucket,
                plan_ == DecodePlan::kFused ? HeadForm::kFused : HeadForm::kPlain, decode.list);
     decode.program = backend_.Compile(decode.list.calls());
     decode_.push_back(std::move(decode));
@@ -230,66 +269,6 @@ class ModelRunnerImpl final : public ModelRunner {
     AppendLayers(Context(), LayOutInputs(sizes_, rows, 1, workspace_.inputs), StepPhase::kPrefill,
                  plan_, list);
     return prefill_.emplace(rows, std::move(list)).first->second;
-  }
-
-  // One sequence's entry among the inputs of a step.
-  void SetSequence(const StepInputs& host, int s, const SequenceView& sequence, int last_position,
-                   const SamplingRow& sampling) const {
-    const auto pages = static_cast<int>(sequence.pages.size());
-    Require(last_position >= 0 && last_position < sizes_.max_context, "position ", last_position,
-            " is outside the context of ", sizes_.max_context);
-    Require(last_position / kPageTokens < pages && pages <= sizes_.max_pages, "sequence with ",
-            pages, " pages for position ", last_position);
-    Require(sequence.state_slot >= 0 && sequence.state_slot < sizes_.slots, "state slot ",
-            sequence.state_slot, " of ", sizes_.slots);
-    std::copy(sequence.pages.begin(), sequence.pages.end(),
-              host.sequences.block_table.As<int32_t>() + int64_t{s} * sizes_.max_pages);
-    host.sequences.state_slot.As<int32_t>()[s] = sequence.state_slot;
-    std::memcpy(host.sampling.As<char>() + s * sizeof(SamplingRow), &sampling, sizeof(SamplingRow));
-  }
-
-  void SetRow(const StepInputs& host, int row, int sequence, int32_t token, int position) const {
-    Require(token >= 0 && token < spec_.vocab_size, "token ", token, " is outside the vocabulary");
-    host.token_ids.As<int32_t>()[row] = token;
-    host.sequences.row_sequence.As<int32_t>()[row] = sequence;
-    host.sequences.positions.As<int32_t>()[row] = position;
-  }
-
-  StepInputs SetPrefillInputs(const PrefillChunk& chunk) {
-    const int rows = static_cast<int>(chunk.tokens.size());
-    Require(rows >= 1 && rows <= sizes_.chunk, "Prefill: ", rows, " tokens; 1 to ", sizes_.chunk,
-            " are possible");
-    const StepInputs host = LayOutInputs(sizes_, rows, 1, host_inputs_.get());
-    SetSequence(host, 0, chunk.sequence, chunk.start_position + rows - 1, chunk.sampling);
-    host.sequences.query_start.As<int32_t>()[0] = 0;
-    host.sequences.query_start.As<int32_t>()[1] = rows;
-    for (int i = 0; i < rows; ++i) {
-      SetRow(host, i, 0, chunk.tokens[i], chunk.start_position + i);
-    }
-    if (chunk.start_position == 0) ZeroState(chunk.sequence.state_slot);
-    backend_.CopyToDevice(workspace_.inputs, host_inputs_.get(), host.bytes);
-    return LayOutInputs(sizes_, rows, 1, workspace_.inputs);
-  }
-
-  // Rows beyond the real ones are sequences of their own in the dummy page and slot. Returns the
-  // mean length.
-  double SetDecodeInputs(std::span<const DecodeRow> rows, int bucket) {
-    const StepInputs host = LayOutInputs(sizes_, bucket, bucket, host_inputs_.get());
-    const int32_t dummy_page = sizes_.dummy_page();
-    const DecodeRow padding{
-        .sequence = {.pages = {&dummy_page, 1}, .state_slot = sizes_.dummy_slot()}, .sampling = {}};
-    double lengths = 0;
-    for (int i = 0; i < bucket; ++i) {
-      const bool real = i < static_cast<int>(rows.size());
-      const DecodeRow& row = real ? rows[i] : padding;
-      SetSequence(host, i, row.sequence, row.position, row.sampling);
-      SetRow(host, i, i, row.token, row.position);
-      host.sequences.query_start.As<int32_t>()[i] = i;
-      if (real) lengths += row.position + 1;
-    }
-    host.sequences.query_start.As<int32_t>()[bucket] = bucket;
-    backend_.CopyToDevice(workspace_.inputs, host_inputs_.get(), host.bytes);
-    return lengths / static_cast<double>(rows.size());
   }
 
   void ZeroState(int slot) {
@@ -318,13 +297,6 @@ class ModelRunnerImpl final : public ModelRunner {
     profiler_.Record("prefill", 0, list.calls(), seconds, mean_length, rows);
   }
 
-  std::span<const int32_t> CopyTokens(size_t rows) {
-    tokens_.resize(rows);
-    backend_.CopyToHost(tokens_.data(), workspace_.tokens.data,
-                        static_cast<int64_t>(rows * sizeof(int32_t)));
-    return tokens_;
-  }
-
   void CopyLogits(int rows, float* to) {
     backend_.CopyToHost(to, workspace_.logits.data,
                         int64_t{rows} * spec_.vocab_size * int64_t{sizeof(float)});
@@ -343,10 +315,17 @@ class ModelRunnerImpl final : public ModelRunner {
   Activations activations_;
   Workspace workspace_;
 
-  std::unique_ptr<int64_t[]> host_inputs_;  // the host's image of workspace_.inputs
-  std::vector<DecodeProgram> decode_;       // one per bucket
-  std::map<int, OpList> prefill_;           // the layers, by rows
+  std::optional<StepInputWriter> inputs_;
+  std::vector<DecodeProgram> decode_;  // one per bucket
+  std::map<int, OpList> prefill_;      // the layers, by rows
   std::vector<int32_t> tokens_;
+
+  // Steps that were launched and not yet collected: their tokens' copies take turns.
+  static constexpr size_t kReadbacks = 2;
+  std::array<std::unique_ptr<Readback>, kReadbacks> readbacks_;
+  size_t launched_ = 0, collected_ = 0;
+  std::deque<size_t> launched_rows_;
+  std::optional<DecodeAhead> ahead_;
 
   KernelProfiler profiler_;
   EveryNth timed_decode_;

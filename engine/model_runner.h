@@ -24,6 +24,9 @@ struct RunnerOptions {
   DecodePlan decode_plan = DecodePlan::kAuto;
   int profile_every = 64;
   int sampleable_tokens = 0;  // 0: the whole vocabulary
+  // Queue step n + 1 before step n is read. Rows must then continue with the sampled tokens, and
+  // DecodeEagerly is not possible. Of no use where a step runs on the caller's own processor.
+  bool decode_ahead = false;
 };
 
 // Thread: the engine thread, but for profiler() and counters, which any thread may read.

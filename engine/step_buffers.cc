@@ -115,7 +115,7 @@ Workspace LayOutWorkspace(const ModelSpec& spec, const StepSizes& sizes, MemoryC
     w.partials = cursor.Tensor(DType::kF32, {sizes.max_bucket * PartialElements(spec, sizes)});
   }
   w.logits = cursor.Tensor(DType::kF32, {sizes.max_bucket, spec.vocab_size});
-  w.tokens = cursor.Tensor(DType::kI32, {sizes.max_bucket});
+  w.tokens = cursor.Tensor(DType::kI32, {1});
   w.best = cursor.Tensor(DType::kU8, {sizes.max_bucket, 8});
   w.inputs_bytes = std::max(LayOutInputs(sizes, sizes.max_bucket, sizes.max_bucket, nullptr).bytes,
                             LayOutInputs(sizes, sizes.chunk, 1, nullptr).bytes);

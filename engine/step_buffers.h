@@ -110,7 +110,7 @@ struct Workspace {
   TensorView scores;    // f32 [max_bucket, heads, max_context]; explicit plan only
   TensorView partials;  // f32 [max_bucket * the largest parts * N]; explicit plan only
   TensorView logits;    // f32 [max_bucket, vocab]
-  TensorView tokens;    // i32 [max_bucket], what was sampled
+  TensorView tokens;    // i32 [1], what prefill sampled
   TensorView best;      // u8 [max_bucket, 8], from NormHead to TokenSampler
   void* inputs = nullptr;
   int64_t inputs_bytes = 0;
@@ -121,7 +121,7 @@ Workspace LayOutWorkspace(const ModelSpec& spec, const StepSizes& sizes, MemoryC
 // What a step of T rows and S sequences reads, cut from one region, so that one copy brings all of
 // it over. The host's image of the region and the device's differ in their base alone.
 struct StepInputs {
-  TensorView token_ids;  // i32 [T]
+  TensorView token_ids;  // i32 [T]; first, and decode's sampler leaves the next step's ids there
   TensorView sampling;   // u8 [S, sizeof(SamplingRow)]
   StepSequences sequences;
   int64_t bytes = 0;

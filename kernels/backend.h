@@ -68,6 +68,7 @@ struct BackendInfo {
   DType activation_type = DType::kF32;
   DType kv_type = DType::kF32;    // key and value pages
   DType conv_type = DType::kF32;  // convolution state
+  bool asynchronous = false;      // Run returns before the operator is done
   int64_t memory_bytes = 0;       // what the device has in all
   int64_t free_bytes = 0;         // and had free when asked
   std::vector<SplitK> split_k;    // measured by `qwend-bench --sweep=splitk`; empty: all in one
@@ -85,6 +86,16 @@ class Program {
   virtual std::span<const double> RunTimed() = 0;
 };
 
+// A copy to the host that does not hold up the caller.
+class Readback {
+ public:
+  virtual ~Readback() = default;
+  // Queues the copy, in order with Run. One at a time.
+  virtual void Start(const void* from, int64_t bytes) = 0;
+  // What was copied, once it is there. Stays until the next Start.
+  virtual const void* Wait() = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -97,6 +108,7 @@ class Backend {
   // Waits for everything queued before it, and returns when the bytes are there.
   virtual void CopyToHost(void* to_host, const void* from, int64_t bytes) = 0;
   virtual void Zero(void* at, int64_t bytes) = 0;
+  virtual std::unique_ptr<Readback> MakeReadback(int64_t max_bytes) = 0;
 
   // Projection weights take the layout that this backend's Gemv reads fastest. A packed table also
   // serves EmbeddingLookup, so tied weights are kept once. `host` is row-major [N, K]: bf16, f16 or

@@ -321,8 +321,6 @@ void Linked(const Checker& c, const char* name, const TensorView& v, const char*
 }
 
 void Check(Checker& c, const ops::NormProjections& op) {
-  c.That(op.count >= 1 && op.count <= ops::NormProjections::kMax, "count is ", op.count,
-         ", must be in [1, ", ops::NormProjections::kMax, "]");
   for (int i = 0; i < op.count; ++i) {
     Linked(c, "a projection's x", op.projections[i].x, "the norm's out", op.norm.out);
     c.That(op.projections[i].splits == 1, "a projection is split");
@@ -402,7 +400,12 @@ void CheckOp(const OpCall& call) {
   Checker checker(kOpNames[call.op.index()], call);
   std::visit(
       [&](const auto& op) {
-        if constexpr (FusedOp<std::decay_t<decltype(op)>>) {
+        using T = std::decay_t<decltype(op)>;
+        if constexpr (std::is_same_v<T, ops::NormProjections>) {
+          checker.That(op.count >= 1 && op.count <= T::kMax, "count is ", op.count,
+                       ", must be in [1, ", T::kMax, "]");
+        }
+        if constexpr (FusedOp<T>) {
           ForEachPart(op, [&](const auto& part) {
             CheckOp({.op = part, .tag = call.tag, .layer = call.layer});
           });

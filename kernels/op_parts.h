@@ -1,8 +1,6 @@
 // The plain operators that a fused one stands for, in their order.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/ops.h"
 
 namespace qwend {
@@ -10,7 +8,7 @@ namespace qwend {
 template <typename F>
 void ForEachPart(const ops::NormProjections& op, F&& f) {
   f(op.norm);
-  for (int i = 0; i < std::min(op.count, ops::NormProjections::kMax); ++i) f(op.projections[i]);
+  for (int i = 0; i < op.count; ++i) f(op.projections[i]);
 }
 
 template <typename F>

@@ -60,7 +60,7 @@ namespace ops {
 struct EmbeddingLookup {
   TensorView out;        // [T, hidden]
   TensorView table;      // [V, hidden], any layout of this backend
-  TensorView token_ids;  // i32 [T]
+  TensorView token_ids;  // i32 [T]; kInvalidToken reads row 0, for a sequence that is about to end
 };
 
 // Rotates the first rotary_dim = 2 * cos.cols() elements of every head, rotate-half inside them;

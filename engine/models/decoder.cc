@@ -315,8 +315,8 @@ void AppendLayers(const DecoderContext& ctx, const StepInputs& inputs, StepPhase
   StepBuilder(ctx, inputs, phase, plan, list).Layers();
 }
 
-void AppendHead(const DecoderContext& ctx, const TensorView& sampling, int first_row, int count,
-                HeadForm form, OpList& list) {
+void AppendHead(const DecoderContext& ctx, const TensorView& sampling, const TensorView& tokens,
+                int first_row, int count, HeadForm form, OpList& list) {
   const Activations& a = ctx.activations;
   const ops::RmsNorm norm{.out = a.normed.Slice(0, first_row, count),
                           .x = a.hidden.Slice(0, first_row, count),
@@ -325,10 +325,8 @@ void AppendHead(const DecoderContext& ctx, const TensorView& sampling, int first
                           .weight_offset = ctx.spec.norm_weight_offset};
   const ops::Gemv head{
       .out = Rows(ctx.workspace.logits, count), .x = norm.out, .weight = ctx.weights.lm_head};
-  ops::TokenSampler sampler{.tokens = Rows(ctx.workspace.tokens, count),
-                            .logits = head.out,
-                            .rows = sampling,
-                            .vocab_limit = ctx.vocab_limit};
+  ops::TokenSampler sampler{
+      .tokens = {}, .logits = head.out, .rows = sampling, .vocab_limit = ctx.vocab_limit};
   if (form == HeadForm::kFused) {
     sampler.best = Rows(ctx.workspace.best, count);
     list.Add("norm_lm_head", ops::NormHead{.norm = norm,
@@ -340,7 +338,9 @@ void AppendHead(const DecoderContext& ctx, const TensorView& sampling, int first
     list.Add("final_rms_norm", norm);
     list.Add("lm_head_gemv", head);
   }
-  if (sampling) list.Add("token_sampler", sampler);
+  if (!sampling) return;
+  sampler.tokens = Rows(tokens, count);
+  list.Add("token_sampler", sampler);
 }
 
 }  // namespace qwend

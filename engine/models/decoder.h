@@ -40,9 +40,9 @@ enum class HeadForm {
   kFused,  // norm_lm_head: logits are written for the rows that need them. Needs `sampling`.
 };
 
-// Final norm, logits and, unless `sampling` is empty, the sampled token, for `count` rows of the
-// step from `first_row` on; they take the first `count` rows of logits and tokens.
-void AppendHead(const DecoderContext& ctx, const TensorView& sampling, int first_row, int count,
-                HeadForm form, OpList& list);
+// Final norm, logits and, unless `sampling` is empty, the sampled ids, for `count` rows of the step
+// from `first_row` on; they take the first `count` rows of logits and of `tokens`.
+void AppendHead(const DecoderContext& ctx, const TensorView& sampling, const TensorView& tokens,
+                int first_row, int count, HeadForm form, OpList& list);
 
 }  // namespace qwend

@@ -52,6 +52,18 @@ class CpuProgram : public Program {
   std::vector<double> seconds_;
 };
 
+class CpuReadback : public Readback {
+ public:
+  explicit CpuReadback(int64_t max_bytes) : bytes_(static_cast<size_t>(max_bytes)) {}
+  void Start(const void* from, int64_t bytes) override {
+    std::memcpy(bytes_.data(), from, static_cast<size_t>(bytes));
+  }
+  const void* Wait() override { return bytes_.data(); }
+
+ private:
+  std::vector<char> bytes_;
+};
+
 class CpuBackend : public Backend {
  public:
   explicit CpuBackend(int threads) : pool_(threads > 0 ? threads : UsableProcessors()) {}
@@ -76,6 +88,9 @@ class CpuBackend : public Backend {
     std::memcpy(to_host, from, static_cast<size_t>(bytes));
   }
   void Zero(void* at, int64_t bytes) override { std::memset(at, 0, static_cast<size_t>(bytes)); }
+  std::unique_ptr<Readback> MakeReadback(int64_t max_bytes) override {
+    return std::make_unique<CpuReadback>(max_bytes);
+  }
 
   int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const override {
     return PanelBytes(PackedType(dtype), rows, cols);

@@ -111,6 +111,30 @@ class CudaProgram : public Program {
   GraphExec plain_, timed_;
 };
 
+// Through page-locked memory, so that the copy runs beside the host.
+class CudaReadback : public Readback {
+ public:
+  CudaReadback(cudaStream_t stream, int64_t max_bytes) : stream_(stream), done_(MakeEvent()) {
+    void* memory = nullptr;
+    Check(cudaMallocHost(&memory, std::max<int64_t>(max_bytes, 1)), "page-locking host memory");
+    memory_ = HostMemory(memory);
+  }
+  void Start(const void* from, int64_t bytes) override {
+    Check(cudaMemcpyAsync(memory_.get(), from, bytes, cudaMemcpyDeviceToHost, stream_),
+          "copying from the device");
+    Check(cudaEventRecord(done_.get(), stream_), "recording an event");
+  }
+  const void* Wait() override {
+    Check(cudaEventSynchronize(done_.get()), "waiting for a copy from the device");
+    return memory_.get();
+  }
+
+ private:
+  cudaStream_t stream_;
+  Event done_;
+  HostMemory memory_;
+};
+
 class CudaBackend : public Backend {
  public:
   explicit CudaBackend(int device) {
@@ -132,6 +156,7 @@ class CudaBackend : public Backend {
     info.activation_type = DType::kF32;
     info.kv_type = DType::kBF16;
     info.conv_type = DType::kF32;
+    info.asynchronous = true;
     info.memory_bytes = static_cast<int64_t>(total_bytes);
     info.free_bytes = static_cast<int64_t>(free_bytes);
     info.split_k = SplitKTable();
@@ -160,6 +185,10 @@ class CudaBackend : public Backend {
   }
   void Zero(void* at, int64_t bytes) override {
     if (bytes > 0) Check(cudaMemsetAsync(at, 0, bytes, stream_.get()), "clearing device memory");
+  }
+
+  std::unique_ptr<Readback> MakeReadback(int64_t max_bytes) override {
+    return std::make_unique<CudaReadback>(stream_.get(), max_bytes);
   }
 
   int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const override {

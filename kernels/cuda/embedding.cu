@@ -10,7 +10,7 @@ __global__ void EmbeddingLookupKernel(View<A> out, View<const W> table, const in
                                       int hidden) {
   WaitForPrevious();
   const int row = blockIdx.x;
-  const W* from = table.At(token_ids[row]);
+  const W* from = table.At(max(token_ids[row], 0));
   A* to = out.At(row);
   for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = FromFloat<A>(ToFloat(from[i]));
 }

@@ -44,6 +44,7 @@ using Stream = Owned<cudaStream_t, cudaStreamDestroy>;
 using Event = Owned<cudaEvent_t, cudaEventDestroy>;
 using Graph = Owned<cudaGraph_t, cudaGraphDestroy>;
 using GraphExec = Owned<cudaGraphExec_t, cudaGraphExecDestroy>;
+using HostMemory = Owned<void*, cudaFreeHost>;  // page-locked
 
 inline Stream MakeStream() {
   cudaStream_t stream = nullptr;

@@ -126,6 +126,10 @@ absl::StatusOr<BenchOptions> ParseBenchOptions(const std::vector<std::string>& a
     return absl::InvalidArgumentError(
         absl::StrCat("--sweep is \"", options.sweep, "\"; it must be splitk"));
   }
+  if (!options.sweep.empty() && (options.json || !options.model.empty())) {
+    return absl::InvalidArgumentError(
+        "--sweep times the shapes of --synthetic and prints a table; leave out --json and --model");
+  }
   constexpr int kMaxTokens = 1 << 20;
   for (const absl::Status& status :
        {CheckRange("device", options.device, 0, 1024),

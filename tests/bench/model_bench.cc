@@ -75,17 +75,20 @@ class Bench {
     const int max_batch = *std::max_element(options_.batches.begin(), options_.batches.end());
     MemoryLimits limits;
     limits.max_sequences = max_batch;
-    limits.max_context_tokens =
-        std::max(options_.prompt_tokens, Context() + options_.decode_tokens + 1);
+    limits.max_context_tokens = std::max(
+        options_.prompt_tokens, Context() + std::max(options_.decode_tokens, kProfileEvery) + 1);
     limits.decode_plan = options_.decode_plan;
     limits.memory_fraction = 1.0;
     absl::StatusOr<MemoryPlan> plan = PlanMemory(spec_, backend_, limits);
     if (!plan.ok()) return plan.status();
     result.plan = *plan;
     const double start = Now();
-    absl::StatusOr<std::unique_ptr<ModelRunner>> runner = ModelRunner::Create(
-        backend_, spec_, *model->weights,
-        {.plan = *plan, .decode_plan = options_.decode_plan, .profile_every = 0});
+    absl::StatusOr<std::unique_ptr<ModelRunner>> runner =
+        ModelRunner::Create(backend_, spec_, *model->weights,
+                            {.plan = *plan,
+                             .decode_plan = options_.decode_plan,
+                             .profile_every = 0,
+                             .decode_ahead = backend_.Info().asynchronous});
     if (!runner.ok()) return runner.status();
     runner_ = *std::move(runner);
     result.load_seconds = Now() - start;
@@ -139,7 +142,7 @@ class Bench {
       rows[s].sequence = {.pages = pages_[s], .state_slot = s};
       rows[s].token = (s * 977 + 11) % spec_.vocab_size;
     }
-    absl::StatusOr<double> seconds = DecodeSteps(rows, std::min(4, options_.decode_tokens));
+    absl::StatusOr<double> seconds = DecodeSteps(rows, 0, std::min(4, options_.decode_tokens));
     if (!seconds.ok()) return seconds.status();
     // Before the plain reads, whose memory is not the model's.
     if (result.decodes.empty()) {
@@ -152,7 +155,7 @@ class Bench {
     std::vector<double> shares;
     double read_before = MeasureRead();
     for (int i = 0; i < options_.repeats; ++i) {
-      seconds = DecodeSteps(rows, options_.decode_tokens);
+      seconds = DecodeSteps(rows, 0, options_.decode_tokens);
       if (!seconds.ok()) return seconds.status();
       const double read_after = MeasureRead();
       const double steps_per_second = options_.decode_tokens / *seconds;
@@ -197,10 +200,11 @@ class Bench {
     return reads_.back();
   }
 
-  // `steps` tokens of every row, each fed back; the seconds it took.
-  absl::StatusOr<double> DecodeSteps(std::vector<DecodeRow>& rows, int steps) {
+  // `steps` tokens of every row from the first-th after the context on, each fed back; the seconds
+  // it took.
+  absl::StatusOr<double> DecodeSteps(std::vector<DecodeRow>& rows, int first, int steps) {
     const double start = Now();
-    for (int step = 0; step < steps; ++step) {
+    for (int step = first; step < first + steps; ++step) {
       for (DecodeRow& row : rows) row.position = Context() + step;
       const std::span<const int32_t> tokens = runner_->Decode(rows);
       for (size_t s = 0; s < rows.size(); ++s) {
@@ -236,8 +240,8 @@ class Bench {
     std::vector<double> plain, between, instrumented;
     for (const int every : {0, kProfileEvery}) {
       runner_->set_profile_every(every);
-      for (int step = 1; step <= options_.decode_tokens; ++step) {
-        const absl::StatusOr<double> seconds = DecodeSteps(rows, 1);
+      for (int step = 1; step <= std::max(options_.decode_tokens, kProfileEvery); ++step) {
+        const absl::StatusOr<double> seconds = DecodeSteps(rows, step - 1, 1);
         if (!seconds.ok()) return seconds.status();
         (every == 0 ? plain : step % every == 0 ? instrumented : between).push_back(*seconds);
       }

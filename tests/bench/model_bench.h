@@ -68,7 +68,7 @@ struct BenchResult {
 };
 
 // One step in so many is timed kernel by kernel, after the timed blocks.
-constexpr int kProfileEvery = 4;
+constexpr int kProfileEvery = 4;  // and so many steps at least
 
 // Errors name the flag, file or device at fault.
 absl::StatusOr<BenchResult> RunBench(const BenchOptions& options);

@@ -42,7 +42,7 @@ class PaperModel {
     const StepInputs inputs = LayOutInputs(sizes_, rows, rows, workspace_.inputs);
     OpList list;
     AppendLayers(Context(), inputs, StepPhase::kDecode, plan_, list);
-    AppendHead(Context(), inputs.sampling, 0, rows,
+    AppendHead(Context(), inputs.sampling, inputs.token_ids, 0, rows,
                plan_ == DecodePlan::kFused ? HeadForm::kFused : HeadForm::kPlain, list);
     return list;
   }
@@ -51,7 +51,7 @@ class PaperModel {
     const StepInputs inputs = LayOutInputs(sizes_, rows, 1, workspace_.inputs);
     OpList list("prefill_");
     AppendLayers(Context(), inputs, StepPhase::kPrefill, plan_, list);
-    AppendHead(Context(), inputs.sampling, rows - 1, 1, HeadForm::kPlain, list);
+    AppendHead(Context(), inputs.sampling, workspace_.tokens, rows - 1, 1, HeadForm::kPlain, list);
     return list;
   }
 

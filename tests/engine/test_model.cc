@@ -88,7 +88,8 @@ void TestModel::Build(WeightSource& weights, const TestModelOptions& options) {
                                      {.plan = plan_,
                                       .decode_plan = options.plan,
                                       .profile_every = options.profile_every,
-                                      .sampleable_tokens = options.sampleable_tokens}));
+                                      .sampleable_tokens = options.sampleable_tokens,
+                                      .decode_ahead = options.decode_ahead}));
 }
 
 TestSequence TestModel::Sequence(int slot) const {

@@ -50,6 +50,7 @@ struct TestModelOptions {
   int sampleable_tokens = 0;
   int threads = 2;              // of the CPU backend
   std::string backend = "cpu";  // cpu | cuda
+  bool decode_ahead = false;
 };
 
 // Pages and slot of one sequence. Pages of different sequences interleave, so that an operator that

@@ -9,6 +9,9 @@ import json
 import os
 import sys
 
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
+
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig, Qwen3Config

@@ -65,6 +65,10 @@ struct Probe {
 
   Probe(const std::string& dir, const std::string& backend_name, const std::string& plan_name,
         int context) {
+    if (backend_name != "cuda" && backend_name != "cpu")
+      Die("BACKEND is '" + backend_name + "'; it must be cpu or cuda");
+    if (plan_name != "explicit" && plan_name != "fused")
+      Die("PLAN is '" + plan_name + "'; it must be explicit or fused");
     backend = backend_name == "cuda" ? MakeCudaBackend() : MakeCpuBackend();
     model = OrDie(OpenModel(dir));
     MemoryLimits limits{.max_sequences = 1, .max_context_tokens = context};
@@ -183,6 +187,18 @@ void Diff(Probe& cpu, Probe& probe, const std::vector<int32_t>& ids, double tole
   std::fflush(stdout);
   if (!run.kv_log().violations().empty()) Die("KV pages: " + run.kv_log().violations().front());
   if (run.report().First() != nullptr) Die("the backends differ");
+  if (run.report().operators.empty()) Die("nothing was compared");
+  if (!run.report().unmatched.empty()) Die("not compared: " + run.report().unmatched.front());
+}
+
+// All of `text` as a number of at least `least`.
+double Number(const char* what, const std::string& text, double least) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(value >= least && std::isfinite(value)))
+    Die(std::string(what) + " is '" + text + "'; a number of at least " + std::to_string(least) +
+        " is needed");
+  return value;
 }
 
 int Main(int argc, char** argv) {
@@ -198,7 +214,9 @@ int Main(int argc, char** argv) {
   const std::string last = argv[6];
   const std::vector<int32_t> ids = ReadIds(argv[5]);
   const bool counts = mode == "greedy" || mode == "replay";
-  const int count = counts ? std::atoi(last.c_str()) : 0;
+  // A replay compares its second round with its first.
+  const double least = mode == "replay" ? 2 * kReplayRound : 1;
+  const int count = counts ? static_cast<int>(Number("N", last, least)) : 0;
   const int steps = mode == "greedy" ? count : mode == "replay" ? kReplayRound : 0;
   const int context = static_cast<int>(ids.size()) + steps + 1;
   Probe probe(argv[2], argv[3], argv[4], context);
@@ -209,8 +227,13 @@ int Main(int argc, char** argv) {
   } else if (mode == "replay") {
     Replay(probe, ids, count);
   } else if (mode == "diff") {
+    const std::set<std::string> wanted(argv + 7, argv + argc);
+    for (const std::string& word : wanted) {
+      if (word != "table" && word != "log") Die("'" + word + "' is neither table nor log");
+    }
+    const double tolerance = Number("TOLERANCE", last, 0);
     Probe cpu(argv[2], "cpu", argv[4], context);
-    Diff(cpu, probe, ids, std::atof(last.c_str()), {argv + 7, argv + argc});
+    Diff(cpu, probe, ids, tolerance, wanted);
   } else {
     Die("unknown mode " + mode);
   }

@@ -5,9 +5,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=${1:-build}
+[ $# -le 1 ] && [ -d "$build/bin" ] || { echo "usage: tests/gpu/pack.sh [BUILD_FOLDER]; '$build' is none" >&2; exit 2; }
+[ -f "$build/kernels/cuda/libqwend_cuda.a" ] ||
+  { echo "pack.sh: $build was built without CUDA" >&2; exit 1; }
+rm -rf .gpu/bin .gpu/lib .gpu/pack.tgz
 mkdir -p .gpu/bin .gpu/lib
 for name in qwend qwend-client qwend-bench model_probe cuda_ops_test fused_ops_test cuda_model_test; do
-  [ -x "$build/bin/$name" ] || { echo "pack.sh: no $build/bin/$name yet, left out" >&2; continue; }
+  [ -x "$build/bin/$name" ] || { echo "pack.sh: no $build/bin/$name yet; build all of it" >&2; exit 1; }
   strip -o ".gpu/bin/$name" "$build/bin/$name"
   ldd "$build/bin/$name" | awk '$3 ~ /^\// {print $3}'
 done | sort -u | grep -Ev '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libresolv)\.so' |

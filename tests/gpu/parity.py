@@ -10,6 +10,9 @@ import subprocess
 import sys
 import tempfile
 
+if len(sys.argv) < 4:
+    sys.exit(__doc__)
+
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM

@@ -8,6 +8,9 @@ import statistics
 import sys
 import time
 
+if len(sys.argv) < 2:
+    sys.exit(__doc__)
+
 import torch
 from transformers import AutoModelForCausalLM, StaticCache
 

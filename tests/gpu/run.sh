@@ -14,9 +14,33 @@ failed=0
 shapes="qwen3.5-0.8b article-0.8b"
 plans=${PLANS:-explicit fused}
 
+parts="ops models service parity replay speed peers sweep sanitizer archs"
+[ $# -gt 0 ] || set -- $parts
+for name in "$@"; do
+  case " $parts " in *" $name "*) ;;
+    *) echo "usage: tests/gpu/run.sh [PART...]   PART: $parts" >&2; exit 2 ;;
+  esac
+done
+for plan in $plans; do
+  case "$plan" in explicit | fused) ;;
+    *) echo "tests/gpu/run.sh: PLANS has '$plan'; explicit and fused are possible" >&2; exit 2 ;;
+  esac
+done
 [ -e /dev/nvidiactl ] || { echo "SKIP gpu: no NVIDIA device"; exit 0; }
+[ -x "$bin/model_probe" ] || { echo "tests/gpu/run.sh: no $bin/model_probe; see tests/gpu/pack.sh" >&2; exit 2; }
 step() { echo "== $* ($SECONDS s)"; }
+# check SECONDS COMMAND...; in this shell, never in a pipeline, or what failed is forgotten.
 check() { timeout "$1" "${@:2}" || { echo "FAILED ($?): ${*:2}"; failed=1; }; }
+# A test program here must have run its tests: all of them skipped is a failure too.
+tests() {
+  local out
+  out=$(timeout 300 "$bin/$1" --gtest_brief=1 2>&1)
+  local code=$?
+  echo "$out"
+  [ "$code" = 0 ] && ! grep -qE "PASSED  \] 0 tests|SKIPPED" <<<"$out" && return
+  echo "FAILED ($code): $1"
+  failed=1
+}
 have_torch() { python3 -c "import torch, transformers" 2>/dev/null || { echo "SKIP $1: no torch and transformers"; return 1; }; }
 checkpoint() { [ -f "$work/$1/config.json" ] || check 120 python3 tests/gpu/make_checkpoint.py "$1" "$work/$1"; }
 ids() { python3 -c "
@@ -26,10 +50,13 @@ sys.stdout.buffer.write(struct.pack('<64i', *(r.randrange(3000) for _ in range(6
 
 ops() {
   step ops
-  check 240 "$bin/cuda_ops_test" --gtest_brief=1
-  check 240 "$bin/fused_ops_test" --gtest_brief=1
+  tests cuda_ops_test
+  tests fused_ops_test
 }
-models() { step models; QWEND_SOURCE_DIR=$PWD check 240 "$bin/cuda_model_test" --gtest_brief=1; }
+models() {
+  step models
+  QWEND_SOURCE_DIR=$PWD tests cuda_model_test
+}
 service() {
   for plan in $plans; do
     step "service $plan"
@@ -64,7 +91,8 @@ speed() {
       for plan in $plans; do
         echo "$plan:"
         check 120 "$bin/qwend-bench" --backend=cuda --synthetic="$shape" --decode_plan="$plan" --prompt_tokens=1024 \
-          --context=$context --decode_tokens=256 | grep -E "^(prefill  |decode  |  +[0-9.]+ %)"
+          --context=$context --decode_tokens=256 >"$work/bench.txt"
+        grep -E "^(prefill  |decode  |  +[0-9.]+ %)" "$work/bench.txt"
       done
     done
   done
@@ -90,17 +118,19 @@ sanitizer() {
     step "compute-sanitizer $tool"
     for model in tests/golden/tiny-*; do
       for plan in $plans; do echo "$model $plan"; done
-    done | check 300 xargs -P 4 -L 1 bash -c 'out=$(compute-sanitizer --tool '"$tool"' --error-exitcode 1 \
+    done >"$work/runs"
+    check 300 xargs -a "$work/runs" -P 4 -L 1 bash -c 'out=$(compute-sanitizer --tool '"$tool"' --error-exitcode 1 \
       '"$bin"'/model_probe greedy "$0" cuda "$1" '"$work"'/small-ids 4 2>&1) && echo "  $0 $1: clean" ||
       { echo "  $0 $1: FAILED"; echo "$out" | head -n 40; exit 1; }'
   done
 }
-# The kernels compile for every architecture that the README names.
+# The kernels compile for every architecture that docs/PERFORMANCE.md names.
 archs() {
   command -v nvcc >/dev/null || { echo "SKIP archs: no nvcc"; return 0; }
   for arch in 80 89 90a 120; do
     step "nvcc sm_$arch"
-    printf '%s\n' kernels/cuda/*.cu | check 300 xargs -P "$(nproc)" -I{} nvcc -std=c++20 -O3 -I. --Werror=all-warnings \
+    printf '%s\n' kernels/cuda/*.cu >"$work/sources"
+    check 300 xargs -a "$work/sources" -P "$(nproc)" -I{} nvcc -std=c++20 -O3 -I. --Werror=all-warnings \
       -gencode=arch=compute_$arch,code=sm_$arch -c {} -o /dev/null
   done
 }
@@ -108,8 +138,6 @@ archs() {
 python3 -c "
 import struct, sys
 sys.stdout.buffer.write(struct.pack('<70i', *(i * 7 % 500 for i in range(70))))" >"$work/small-ids"
-for part in "${@:-ops models service parity replay speed peers sweep sanitizer archs}"; do
-  for name in $part; do "$name"; done
-done
+for name in "$@"; do "$name"; done
 [ "$failed" = 0 ] && echo "gpu: all passed"
 exit "$failed"

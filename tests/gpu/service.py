@@ -15,6 +15,9 @@ import tempfile
 import time
 import urllib.request
 
+if len(sys.argv) < 5:
+    sys.exit(__doc__)
+
 MARGIN = 0.05
 
 
