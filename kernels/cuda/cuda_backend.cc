@@ -57,8 +57,9 @@ class CudaProgram : public Program {
   CudaProgram(std::span<const OpCall> calls, const LaunchContext& ctx)
       : ctx_(ctx), seconds_(calls.size()) {
     for (size_t i = 0; i <= calls.size(); ++i) events_.push_back(MakeEvent());
-    RunEach(calls, [](size_t) {});  // loads every kernel before the capture
-    Check(cudaStreamSynchronize(ctx_.stream), "the warm-up before a capture");
+    RunEach(calls, [this](size_t) {  // one by one, so that a fault is the fault of one
+      Check(cudaStreamSynchronize(ctx_.stream), "running it before the capture");
+    });
     plain_ = Record(calls, [](size_t) {});
     timed_ = Record(calls, [this](size_t i) {
       Check(cudaEventRecordWithFlags(events_[i].get(), ctx_.stream, cudaEventRecordExternal),
@@ -92,8 +93,9 @@ class CudaProgram : public Program {
         RunOp(calls[i].op, ctx_);
         between(i + 1);
       } catch (const std::exception& e) {
-        throw DeviceError("operator " + calls[i].tag + " of layer " +
-                          std::to_string(calls[i].layer) + ": " + e.what());
+        const std::string layer =
+            calls[i].layer < 0 ? "" : " of layer " + std::to_string(calls[i].layer);
+        throw DeviceError("operator " + calls[i].tag + layer + ": " + e.what());
       }
     }
   }

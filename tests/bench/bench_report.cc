@@ -19,6 +19,10 @@ std::string ToText(const Spread& spread) {
   return absl::StrFormat("%.2f (%.2f to %.2f)", spread.median, spread.min, spread.max);
 }
 
+const char* PlanName(const MemoryPlan& plan) {
+  return plan.decode_plan == DecodePlan::kExplicit ? "explicit" : "fused";
+}
+
 int64_t Caches(const MemoryPlan& plan) { return plan.kv_bytes + plan.state_bytes; }
 
 }  // namespace
@@ -27,7 +31,7 @@ std::string ReportText(const BenchResult& r) {
   std::string out;
   absl::StrAppendFormat(&out, "model            %s: %.1f M weights\n", r.model,
                         static_cast<double>(r.parameters) / 1e6);
-  absl::StrAppendFormat(&out, "device           %s\n", r.device);
+  absl::StrAppendFormat(&out, "device           %s, decode plan %s\n", r.device, PlanName(r.plan));
   absl::StrAppendFormat(&out, "read bandwidth   %.2f GB/s (%.2f to %.2f)\n",
                         r.read_bandwidth.median / kGiga, r.read_bandwidth.min / kGiga,
                         r.read_bandwidth.max / kGiga);
@@ -110,6 +114,12 @@ std::string ReportJson(const BenchResult& r) {
                          {"seconds_per_step", k.seconds_per_step},
                          {"bytes_per_step", k.bytes_per_step}});
     }
+    nlohmann::json alone = nlohmann::json::array();
+    for (const KernelAlone& k : d.alone) {
+      alone.push_back({{"kernel", k.kernel},
+                       {"calls_per_step", k.calls},
+                       {"seconds_per_call", k.seconds_per_call}});
+    }
     decodes.push_back({{"batch", d.batch},
                        {"context", d.context},
                        {"tokens_per_second", ToJson(d.tokens_per_second)},
@@ -121,13 +131,15 @@ std::string ReportJson(const BenchResult& r) {
                        {"between_step_seconds", d.between_step_seconds},
                        {"instrumented_steps", d.profile.steps},
                        {"instrumented_step_seconds", d.profile.step_seconds},
-                       {"kernels", kernels}});
+                       {"kernels", kernels},
+                       {"kernels_alone", alone}});
   }
   nlohmann::json prefill_kernels = nlohmann::json::array();
   for (const KernelTotals& k : r.prefill_kernels) {
     prefill_kernels.push_back({{"kernel", k.kernel}, {"calls", k.calls}, {"seconds", k.seconds}});
   }
   const nlohmann::json report = {{"model", r.model},
+                                 {"decode_plan", PlanName(r.plan)},
                                  {"device", r.device},
                                  {"parameters", r.parameters},
                                  {"read_bandwidth", ToJson(r.read_bandwidth)},

@@ -53,7 +53,8 @@ std::vector<int32_t> ReadIds(const std::string& path) {
   const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
   std::vector<int32_t> ids(bytes.size() / sizeof(int32_t));
   std::memcpy(ids.data(), bytes.data(), ids.size() * sizeof(int32_t));
-  if (ids.empty()) Die(path + ": holds no ids");
+  if (ids.empty() || bytes.size() % sizeof(int32_t) != 0)
+    Die(path + ": " + std::to_string(bytes.size()) + " bytes are not a number of int32 ids");
   return ids;
 }
 
