@@ -60,6 +60,15 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
     if (options.decode_ahead) ahead_.emplace(static_cast<StepQueue&>(*this), sizes_.max_context);
   }
 
+  // A step that was queued ahead may still run on what is freed next.
+  ~ModelRunnerImpl() override {
+    try {
+      backend_.Synchronize();
+    } catch (const std::exception&) {
+      // The device has failed, which whoever ran it has learned.
+    }
+  }
+
   absl::Status Load(const MemoryPlan& plan, WeightSource& source) {
     memory_ = backend_.Allocate(plan.total());
     MemoryCursor cursor(memory_.data());
