@@ -1,6 +1,7 @@
 #include "engine/decode_ahead.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/tensor.h"
 
@@ -11,7 +12,8 @@ std::vector<int32_t> DecodeAhead::Decode(std::span<const DecodeRow> rows) {
     return e.slot == row.sequence.state_slot && e.position == row.position;
   };
   if (inputs_stand_ && std::equal(ahead_.begin(), ahead_.end(), rows.begin(), rows.end(), same) &&
-      std::all_of(rows.begin(), rows.end(), [&](const auto& row) { return MayContinue(row); })) {
+      std::all_of(rows.begin(), rows.end(),
+                  [&](const auto& row) { return HasPlace(row) && IsKnown(row); })) {
     for (size_t i = 0; i < rows.size(); ++i) RequireToken(ahead_[i], rows[i]);
     QueueNext(rows, {}, /*tokens_on_device=*/true);
     std::vector<int32_t> tokens = queue_.Collect();
@@ -39,12 +41,14 @@ std::vector<int32_t> DecodeAhead::Decode(std::span<const DecodeRow> rows) {
     const std::vector<int32_t> sampled = queue_.Collect();
     for (size_t i = 0; i < late.size(); ++i) tokens[late_at[i]] = sampled[i];
   }
-  QueueNext(rows, tokens, /*tokens_on_device=*/false);
+  // Where prompts run, the next turn brings a row that would be late.
+  if (!std::exchange(prompts_run_, false)) QueueNext(rows, tokens, /*tokens_on_device=*/false);
   return tokens;
 }
 
 void DecodeAhead::BeforePrefill(int slot, bool starts) {
   inputs_stand_ = false;
+  prompts_run_ = true;
   if (!starts) return;
   finished_.erase(slot);
   for (Expected& row : ahead_) {
@@ -52,10 +56,13 @@ void DecodeAhead::BeforePrefill(int slot, bool starts) {
   }
 }
 
-bool DecodeAhead::MayContinue(const DecodeRow& row) const {
+bool DecodeAhead::HasPlace(const DecodeRow& row) const {
   const int next = row.position + 1;
-  return row.sampling.num_banned == 0 && row.sampling.keep_logits == 0 && next < max_context_ &&
-         next / kPageTokens < static_cast<int>(row.sequence.pages.size());
+  return next < max_context_ && next / kPageTokens < static_cast<int>(row.sequence.pages.size());
+}
+
+bool DecodeAhead::IsKnown(const DecodeRow& row) {
+  return row.sampling.num_banned == 0 && row.sampling.keep_logits == 0;
 }
 
 void DecodeAhead::QueueNext(std::span<const DecodeRow> rows, std::span<const int32_t> tokens,
@@ -64,7 +71,12 @@ void DecodeAhead::QueueNext(std::span<const DecodeRow> rows, std::span<const int
   ahead_.clear();
   for (size_t i = 0; i < rows.size(); ++i) {
     const int32_t token = tokens_on_device ? 0 : tokens[i];
-    if (token == kInvalidToken || !MayContinue(rows[i])) continue;
+    if (token == kInvalidToken || !HasPlace(rows[i])) continue;
+    if (!IsKnown(rows[i])) {
+      ahead_.clear();
+      next.clear();
+      break;
+    }
     DecodeRow row = rows[i];
     row.token = token;
     ++row.position;

@@ -53,9 +53,13 @@ class DecodeAhead {
     int32_t next = 0;  // the token that it sampled
   };
 
-  // Whether the step after this row's may be queued before the caller asks for it: its sampling is
-  // known, and it has a place in the cache.
-  bool MayContinue(const DecodeRow& row) const;
+  // Whether the row's next position has a place in the cache; a sequence without one has ended.
+  bool HasPlace(const DecodeRow& row) const;
+  // Whether its next step is known before the caller asks for it: no ids are banned for a while,
+  // and nobody wants to see this step's logits.
+  static bool IsKnown(const DecodeRow& row);
+  // Queues the next step of all rows that go on, or nothing when one of them is not known: parting
+  // them would cost a second pass over the weights each turn.
   void QueueNext(std::span<const DecodeRow> rows, std::span<const int32_t> tokens,
                  bool tokens_on_device);
   void CollectAhead();
@@ -63,6 +67,7 @@ class DecodeAhead {
 
   StepQueue& queue_;
   const int max_context_;
+  bool prompts_run_ = false;          // since the last Decode
   std::vector<Expected> ahead_;       // the step that is queued ahead; empty: none
   bool inputs_stand_ = false;         // nothing has run on the device since it was queued
   std::map<int, Finished> finished_;  // by slot: collected, not yet asked for

@@ -168,6 +168,7 @@ EngineStats EngineImpl::Stats() const {
 
 void EngineImpl::Loop() {
   try {
+    if (parts_.backend) parts_.backend->BindThread();
     Inbox work;
     while (WaitForWork(work)) {
       for (Submission& s : work.submissions) {

@@ -190,6 +190,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
 
   std::vector<float> PrefillAllLogits(const PrefillChunk& chunk,
                                       const OpObserver& observer) override {
+    Require(!ahead_, "PrefillAllLogits: the runner decodes ahead; make one with decode_ahead off");
     const int rows = static_cast<int>(chunk.tokens.size());
     inputs_->Prefill(chunk);
     if (chunk.start_position == 0) ZeroState(chunk.sequence.state_slot);

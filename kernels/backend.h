@@ -101,6 +101,9 @@ class Backend {
   virtual ~Backend() = default;
   virtual BackendInfo Info() const = 0;
 
+  // In every thread that takes the backend over from the one that made it, before its first call.
+  virtual void BindThread() {}
+
   // Zero-filled memory. Throws DeviceError when there is not enough.
   virtual Buffer Allocate(int64_t bytes) = 0;
   // In order with Run. The source may be reused at once.

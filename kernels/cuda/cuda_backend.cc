@@ -139,14 +139,19 @@ class CudaReadback : public Readback {
 
 class CudaBackend : public Backend {
  public:
-  explicit CudaBackend(int device) {
-    Check(cudaSetDevice(device), ("choosing CUDA device " + std::to_string(device)).c_str());
+  explicit CudaBackend(int device) : device_(device) {
+    BindThread();
     Check(cudaGetDeviceProperties(&properties_, device), "reading the device's properties");
     stream_ = MakeStream();
     workspace_ = Allocate(kWorkspaceBytes);
     ctx_ = {stream_.get(), properties_.multiProcessorCount, properties_.major >= 9,
             workspace_.data()};
     PrepareAttentionKernels();
+  }
+
+  // CUDA keeps the current device thread by thread.
+  void BindThread() override {
+    Check(cudaSetDevice(device_), ("choosing CUDA device " + std::to_string(device_)).c_str());
   }
 
   BackendInfo Info() const override {
@@ -216,6 +221,7 @@ class CudaBackend : public Backend {
   double MeasureReadBandwidth() override { return cuda::MeasureReadBandwidth(ctx_); }
 
  private:
+  const int device_;
   cudaDeviceProp properties_{};
   Stream stream_;
   Buffer workspace_;

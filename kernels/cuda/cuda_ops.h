@@ -26,7 +26,8 @@ struct LaunchContext {
 };
 
 // The last kCounterBytes are counters, zero between kernels; the rest is any kernel's to use.
-constexpr int64_t kWorkspaceBytes = 40 << 20;
+constexpr int64_t kWorkspaceBytes = 72 << 20;
+constexpr int kMaxDecodeRows = 64;  // above, fused operators run as their parts
 constexpr int64_t kCounterBytes = 64 << 10;
 inline void* Counters(const LaunchContext& ctx) {
   return static_cast<char*>(ctx.workspace) + kWorkspaceBytes - kCounterBytes;

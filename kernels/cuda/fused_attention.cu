@@ -283,8 +283,11 @@ bool Fits(const ops::DecodeAttention& op) {
   return a.q.dtype == DType::kF32 && a.out.dtype == DType::kF32 &&
          a.k_pages.dtype == DType::kBF16 && a.v_pages.dtype == DType::kBF16 &&
          heads / a.k_pages.dim(1) <= kMaxGroup &&
-         rows * heads * kMaxSplits * (dim + kPartialHead) * 4 <= kWorkspaceBytes - kCounterBytes &&
-         kCounterOffset + rows * a.k_pages.dim(1) * 4 <= kCounterBytes;
+         rows <=
+             kMaxDecodeRows &&  // below, by the shape alone: few rows and many give the same bits
+         kMaxDecodeRows * heads * kMaxSplits * (dim + kPartialHead) * 4 <=
+             kWorkspaceBytes - kCounterBytes &&
+         kCounterOffset + kMaxDecodeRows * a.k_pages.dim(1) * 4 <= kCounterBytes;
 }
 
 }  // namespace

@@ -8,9 +8,8 @@ namespace qwend::cuda {
 namespace {
 
 constexpr int kGemvWarps = 8;
-constexpr int kMaxGemvRows = 8;     // rows of x that one pass over the weights serves
-constexpr int kMaxDecodeRows = 64;  // up to here the Gemv, above it the tensor-core product
-constexpr int kGemvUnroll = 4;      // 16-byte weight loads in flight per lane and output row
+constexpr int kMaxGemvRows = 8;  // rows of x that one pass over the weights serves
+constexpr int kGemvUnroll = 4;   // 16-byte weight loads in flight per lane and output row
 
 // Where a Gemv's sums go: to `out` with the bias, or unrounded to part `blockIdx.y` of `partials`.
 template <typename O>

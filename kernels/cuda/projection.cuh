@@ -10,11 +10,10 @@
 
 namespace qwend::cuda {
 
-constexpr int kTileRows = 8;        // weight rows of a tile
-constexpr int kBlockK = 32;         // elements of K that one 16-byte load of each lane covers
-constexpr int kRoundRows = 4;       // rows of x that one product serves: two columns each
-constexpr int kMaxPassRows = 32;    // rows of x that one pass over the weights serves
-constexpr int kMaxDecodeRows = 64;  // above, the parts run one by one
+constexpr int kTileRows = 8;      // weight rows of a tile
+constexpr int kBlockK = 32;       // elements of K that one 16-byte load of each lane covers
+constexpr int kRoundRows = 4;     // rows of x that one product serves: two columns each
+constexpr int kMaxPassRows = 32;  // rows of x that one pass over the weights serves
 constexpr int kMaxK = 8192;
 constexpr int kSquareK = kWarp * 8;  // elements of x that a warp sums up at once
 constexpr int kMaxSegments = ops::NormProjections::kMax;

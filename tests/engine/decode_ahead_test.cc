@@ -175,14 +175,27 @@ TEST_F(DecodeAheadOrder, AfterAPromptTheTokensComeFromTheHost) {
   Decode({Row(0, 5, 10)});
   ahead_.BeforePrefill(1, true);
   EXPECT_THAT(Decode({Row(0, 6, 11)}), ElementsAre(12));
-  EXPECT_EQ(queue_.log, "read; host 1; ");
+  EXPECT_EQ(queue_.log, "read; ");  // nothing ahead: a late row is likely
+  EXPECT_THAT(Decode({Row(0, 7, 12), Row(1, 3, 50)}), ElementsAre(13, 51));
+  EXPECT_EQ(queue_.log, "host 2; read; host 2; ");  // both in one step
 }
 
 TEST_F(DecodeAheadOrder, ASlotThatStartsAPromptForgets) {
   Decode({Row(0, 5, 10)});
   ahead_.BeforePrefill(0, true);
   EXPECT_THAT(Decode({Row(0, 6, 70)}), ElementsAre(71));
-  EXPECT_EQ(queue_.log, "read; host 1; read; host 1; ");
+  EXPECT_EQ(queue_.log, "read; host 1; read; ");
+}
+
+TEST_F(DecodeAheadOrder, OneRowThatIsNotKnownHoldsAllBack) {
+  DecodeRow banned = Row(1, 9, 20);
+  banned.sampling.num_banned = 1;
+  EXPECT_THAT(Decode({Row(0, 5, 10), banned}), ElementsAre(11, 21));
+  EXPECT_EQ(queue_.log, "host 2; read; ");  // one pass over the weights, not two
+  EXPECT_THAT(Decode({Row(0, 6, 11), Row(1, 10, 21)}), ElementsAre(12, 22));
+  EXPECT_EQ(queue_.log, "host 2; read; host 2; ");
+  EXPECT_THAT(Decode({Row(0, 7, 12), Row(1, 127, 22)}), ElementsAre(13, 23));
+  EXPECT_EQ(queue_.log, "read; host 1; read; host 1; ");  // row 1 is at its end, row 0 goes on
 }
 
 TEST_F(DecodeAheadOrder, NothingIsQueuedBeyondWhatIsKnown) {
