@@ -69,7 +69,7 @@ class MetricsTest(unittest.TestCase):
             stopped = harness.Background(api.generate(endless()))
             stopped.cancel()
             with self.assertRaises(grpc.RpcError):
-                api.answer(endless(), timeout=0.2)
+                api.answer(endless(), timeout=1.5)
             wait_until(lambda: api.server().running == 0, "idle")
 
             last = wait_until(lambda: (lambda m: m if value(m, "qwend_requests_running") == 0 else None)(
