@@ -74,7 +74,7 @@ class RecordingSink final : public TokenSink {
   template <typename F>
   bool WaitFor(F condition) {
     std::unique_lock lock(mu_);
-    return changed_.wait_for(lock, std::chrono::seconds(30), condition);
+    return changed_.wait_for(lock, std::chrono::seconds(150), condition);
   }
 
   mutable std::mutex mu_;
