@@ -122,6 +122,15 @@ class Backend {
 
   virtual void Run(const Op& op) = 0;  // returns when the operator is queued (CUDA) or done (CPU)
   virtual std::unique_ptr<Program> Compile(std::span<const OpCall> calls) = 0;
+  // A decode step of the fused plan as one kernel that stays on the device from its first operator
+  // to its last. Gives what Compile's program gives but for rounding, and may leave the tensors
+  // between its operators unwritten. Null where this backend cannot, with the reason in `why_not`.
+  virtual std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls,
+                                                     std::string& why_not) {
+    static_cast<void>(calls);
+    why_not = "the " + Info().name + " backend has no persistent kernel";
+    return nullptr;
+  }
   virtual void Synchronize() = 0;
 
   // Allocations of device memory so far; does not grow once a server is ready.

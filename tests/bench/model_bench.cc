@@ -75,8 +75,8 @@ class Bench {
     const int max_batch = *std::max_element(options_.batches.begin(), options_.batches.end());
     MemoryLimits limits;
     limits.max_sequences = max_batch;
-    limits.max_context_tokens = std::max(
-        options_.prompt_tokens, Context() + std::max(options_.decode_tokens, kProfileEvery) + 1);
+    limits.max_context_tokens =
+        std::max(options_.prompt_tokens, Context() + std::max(options_.decode_tokens, kSeldom) + 1);
     limits.decode_plan = options_.decode_plan;
     limits.memory_fraction = 1.0;
     absl::StatusOr<MemoryPlan> plan = PlanMemory(spec_, backend_, limits);
@@ -235,32 +235,31 @@ class Bench {
     return absl::OkStatus();
   }
 
-  // Step by step: with profiling off, then with the last of each kProfileEvery steps instrumented.
-  // Where the device works ahead, that step's time falls on its neighbours' calls, the first and
-  // the last of such a group; the calls in the middle show plain steps.
+  // The same steps with profiling off, with each kOften-th and with each kSeldom-th instrumented. A
+  // device that works ahead lets a step's time fall on its neighbours' calls, so only sums count:
+  // two periods are two equations for the plain and the instrumented steps between.
   absl::Status TimeInstrumentation(std::vector<DecodeRow>& rows, DecodeResult& decode) {
-    const int groups = std::max(options_.decode_tokens / kProfileEvery, 1);
-    std::vector<double> plain, between, grouped;
-    for (const int every : {0, kProfileEvery}) {
+    const int steps = std::max(options_.decode_tokens / kSeldom, 1) * kSeldom;
+    const auto seconds_per_step = [&](int every) -> absl::StatusOr<double> {
       runner_->set_profile_every(every);
-      for (int step = 0; step < groups * kProfileEvery; ++step) {
-        const absl::StatusOr<double> seconds = DecodeSteps(rows, step, 1);
-        if (!seconds.ok()) return seconds.status();
-        if (every == 0) {
-          plain.push_back(*seconds);
-          continue;
-        }
-        const int at = step % kProfileEvery;
-        if (at == 0) grouped.push_back(0);
-        grouped.back() += *seconds;
-        if (at > 0 && at + 1 < kProfileEvery) between.push_back(*seconds);
+      std::vector<double> seconds;
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        const absl::StatusOr<double> run = DecodeSteps(rows, 0, steps);
+        if (!run.ok()) return run.status();
+        seconds.push_back(*run / steps);
       }
-    }
-    runner_->set_profile_every(0);
-    decode.plain_step_seconds = SpreadOf(plain).median;
-    decode.between_step_seconds = SpreadOf(between).median;
-    decode.instrumented_step_seconds =
-        SpreadOf(grouped).median - (kProfileEvery - 1) * decode.between_step_seconds;
+      runner_->set_profile_every(0);
+      return SpreadOf(seconds).median;
+    };
+    const absl::StatusOr<double> plain = seconds_per_step(0);
+    if (!plain.ok()) return plain.status();
+    const absl::StatusOr<double> often = seconds_per_step(kOften),
+                                 seldom = seconds_per_step(kSeldom);
+    if (!often.ok()) return often.status();
+    if (!seldom.ok()) return seldom.status();
+    decode.plain_step_seconds = *plain;
+    decode.between_step_seconds = (kSeldom * *seldom - kOften * *often) / (kSeldom - kOften);
+    decode.instrumented_step_seconds = kOften * *often - (kOften - 1) * decode.between_step_seconds;
     return absl::OkStatus();
   }
 

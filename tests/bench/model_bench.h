@@ -40,8 +40,8 @@ struct DecodeResult {
   Spread bandwidth_share;
   double share_of_best = 0;
   StepProfile profile;  // kernel by kernel, from the instrumented steps
-  // Seconds of a step: plain ones with profiling off, and, with every kProfileEvery-th step
-  // instrumented, those between and the instrumented ones.
+  // Seconds of a step: plain ones with profiling off, and, with some steps instrumented, the plain
+  // ones between and the instrumented ones.
   double plain_step_seconds = 0;
   double between_step_seconds = 0;
   double instrumented_step_seconds = 0;
@@ -67,8 +67,10 @@ struct BenchResult {
   int64_t device_bytes = 0;  // taken from the device since the program's start; 0 on the CPU
 };
 
-// One step in so many is timed kernel by kernel, after the timed blocks.
-constexpr int kProfileEvery = 4;  // and so many steps at least
+// One step in so many is timed kernel by kernel, after the timed blocks; at least kSeldom steps
+// run.
+constexpr int kOften = 4;
+constexpr int kSeldom = 16;
 
 // Errors name the flag, file or device at fault.
 absl::StatusOr<BenchResult> RunBench(const BenchOptions& options);
