@@ -30,17 +30,25 @@ __device__ __forceinline__ void Arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
-// Waits for the end of the phase with this parity. A thread must never be two phases behind.
-__device__ __forceinline__ void WaitBarrier(uint64_t* barrier, uint32_t parity) {
+// Whether the phase with this parity has ended, after waiting a little for it.
+__device__ __forceinline__ bool TryBarrier(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
   asm volatile(
       "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}\n" ::"r"(SharedAddress(barrier)),
-      "r"(parity)
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(SharedAddress(barrier)), "r"(parity)
       : "memory");
+  return done != 0;
+}
+
+// Waits for the end of the phase with this parity. A thread must never be two phases behind.
+__device__ __forceinline__ void WaitBarrier(uint64_t* barrier, uint32_t parity) {
+  while (!TryBarrier(barrier, parity)) {
+  }
 }
 
 // 16-byte aligned, a multiple of 16 bytes; lines are the first to leave L2: weights are read once.

@@ -10,7 +10,9 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/bandwidth.h"
+#include "kernels/cuda/capture.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/persistent_program.h"
 #include "kernels/cuda/runtime.h"
 
 namespace qwend {
@@ -20,35 +22,6 @@ namespace {
 void RunOp(const Op& op, const LaunchContext& ctx) {
   std::visit([&](const auto& o) { Run(o, ctx); }, op);
 }
-
-// The stream's capture, ended whatever happens: a capture that is left open would poison the
-// stream.
-class Capture {
- public:
-  explicit Capture(cudaStream_t stream) : stream_(stream) {
-    Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
-  }
-  ~Capture() {
-    if (stream_ == nullptr) return;
-    cudaGraph_t graph = nullptr;
-    cudaStreamEndCapture(stream_, &graph);
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    cudaGetLastError();
-  }
-  GraphExec Finish() {
-    cudaGraph_t graph = nullptr;
-    const cudaError_t status = cudaStreamEndCapture(std::exchange(stream_, nullptr), &graph);
-    const Graph owned(graph);
-    Check(status, "ending a capture");
-    cudaGraphExec_t exec = nullptr;
-    Check(cudaGraphInstantiate(&exec, graph, 0), "instantiating a graph");
-    GraphExec result(exec);
-    return result;
-  }
-
- private:
-  cudaStream_t stream_;
-};
 
 // Two graphs of the same operators: the plain one, and one with an event node before, between and
 // after them. The plain one carries no trace of the other.
@@ -213,6 +186,11 @@ class CudaBackend : public Backend {
   void Run(const Op& op) override { RunOp(op, ctx_); }
   std::unique_ptr<Program> Compile(std::span<const OpCall> calls) override {
     return std::make_unique<CudaProgram>(calls, ctx_);
+  }
+  std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls,
+                                             std::string& why_not) override {
+    return MakePersistentProgram(
+        calls, ctx_, [this](int64_t bytes) { return Allocate(bytes); }, why_not);
   }
   void Synchronize() override {
     Check(cudaStreamSynchronize(stream_.get()), "waiting for the device");

@@ -1,0 +1,123 @@
+// What the blocks of a cluster say to each other: stores into a neighbour's shared memory that
+// count as bytes of a barrier there, and boxes of a matrix copied by the tensor engine (compute
+// capability 9.0 on).
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/bulk_copy.cuh"
+
+namespace qwend::cuda {
+
+__device__ __forceinline__ uint32_t ClusterRank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Where block `rank` of the cluster has what this block has at `p`.
+__device__ __forceinline__ uint32_t Mapped(const void* p, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(SharedAddress(p)), "r"(rank));
+  return address;
+}
+
+// Stores into another block's shared memory; the barrier there hears of the bytes.
+__device__ __forceinline__ void Send(uint32_t to, uint32_t barrier, uint32_t a) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(a),
+      "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void Send(uint32_t to, uint32_t barrier, uint32_t a, uint32_t b) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+      "r"(a), "r"(b), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void Send(uint32_t to, uint32_t barrier, uint4 v) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::
+          "r"(to),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
+      : "memory");
+}
+
+// Every thread of every block of the cluster arrives, and waits before it arrives again.
+__device__ __forceinline__ void ArriveAtCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void AwaitCluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// One box of a matrix seen as [K / 64, rows, 64] into shared memory.
+__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap* map, int row, int k_block,
+                                        uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_"
+      "hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(0), "r"(row), "r"(k_block), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Words that carry their own time: a value and the epoch it belongs to, read and written as one.
+__device__ __forceinline__ void PublishWord(unsigned long long* to, float value, uint32_t epoch) {
+  const unsigned long long word =
+      static_cast<unsigned long long>(epoch) << 32 | __float_as_uint(value);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+__device__ __forceinline__ unsigned long long ReadWord(const unsigned long long* from) {
+  unsigned long long word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+
+__device__ __forceinline__ uint64_t NanosecondClock() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Counts a wait that never ends as a fault: the launch fails, and its caller hears of it, where it
+// would spin for ever.
+class Patience {
+ public:
+  __device__ __forceinline__ void Try() {
+    if (++tries_ % kTriesPerLook != 0) return;
+    const uint64_t now = NanosecondClock();
+    if (since_ == 0) since_ = now;
+    if (now - since_ > kNanoseconds) __trap();
+  }
+
+ private:
+  static constexpr uint32_t kTriesPerLook = 4096;
+  static constexpr uint64_t kNanoseconds = 20'000'000'000;
+  uint32_t tries_ = 0;
+  uint64_t since_ = 0;
+};
+
+// Waits for bytes from the cluster.
+__device__ __forceinline__ void WaitForCluster(uint64_t* barrier, uint32_t parity) {
+  Patience patience;
+  for (;;) {
+    uint32_t done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(SharedAddress(barrier)), "r"(parity)
+        : "memory");
+    if (done != 0) return;
+    patience.Try();
+  }
+}
+
+}  // namespace qwend::cuda

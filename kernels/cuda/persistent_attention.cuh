@@ -1,0 +1,314 @@
+// The persistent step's attention layers: projection, head norms, rotation, cache write and attention,
+// in one cluster from its query heads' projections to their part of the output. A cluster's query
+// heads share one key-value head, whose keys and values every cluster that needs them projects for
+// itself. Each rank attends to its part of the sequence; then each merges its part of the dimensions.
+#pragma once
+
+#include "kernels/cuda/attention_head.cuh"
+#include "kernels/cuda/math.cuh"
+#include "kernels/cuda/persistent_block.cuh"
+
+namespace qwend::cuda {
+
+template <int B, int D>
+struct AttentionMixer {
+  StepBlock<B>& block;
+  const StepLayer& layer;
+  const ClusterShare& share;
+  const StepShape& shape = block.a.shape;
+  StepShared<B>& shared = block.shared;
+
+  static constexpr int kRows = D / kRanks;    // of a head, this rank's
+  static constexpr int kPer = D / kWarp;      // elements of a head, a lane's
+  static constexpr int kAtOnce = D == 256 ? 2 : 4;  // positions of a warp
+  const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
+  const int rows = share.heads * query_rows + 2 * kRows;
+  const int kv_head = share.first_head / shape.group;
+  const int kv_at = share.heads * D;  // where keys, then values lie behind the queries
+
+  // A rank's part of a sequence of `length` positions, and who has the last of them.
+  struct Part {
+    int begin, end, owner;
+  };
+  __device__ __forceinline__ Part PartOf(int b) const {
+    const int last = shared.position[b], each = CeilDiv(last + 1, kRanks);
+    return {block.rank * each, min((block.rank + 1) * each, last + 1), last / each};
+  }
+
+  // One pair of the projection's rows: queries to every rank, keys and values to the rank that has
+  // the newest position, gates kept.
+  __device__ __forceinline__ void Finish(const float* parts, int first, int pair) {
+    const int b = pair % B, local = pair / B * 2, row = first + local;
+    const float factor = block.Inverse(b);
+    float x = block.SumParts(parts, local, b) * factor;
+    float y = block.SumParts(parts, local + 1, b) * factor;
+    const int head = row / query_rows;
+    float* to = nullptr;
+    int only = -1;  // the rank it is for; -1: all
+    Vector bias;
+    int at = 0;
+    if (head < share.heads) {
+      const int i = row % query_rows;
+      if (i < kRows) {
+        to = &shared.mixer[b][head * D + block.rank * kRows + i];
+        bias = layer.q_bias;
+        at = (share.first_head + head) * D + block.rank * kRows + i;
+      } else {
+        to = &shared.own[b][head * kRows + i - kRows];
+        only = block.rank;
+      }
+    } else {
+      const int i = row - share.heads * query_rows;
+      to = &shared.mixer[b][kv_at + i / kRows * D + block.rank * kRows + i % kRows];
+      only = PartOf(b).owner;
+      bias = i < kRows ? layer.k_bias : layer.v_bias;
+      at = kv_head * D + block.rank * kRows + i % kRows;
+    }
+    if (bias) {
+      x += bias[at];
+      y += bias[at + 1];
+    }
+    if (only < 0 || only == block.half_lane)
+      Send(block.Peer(to), block.Peer(&shared.mixer_ready), __float_as_uint(x), __float_as_uint(y));
+  }
+
+  __device__ __forceinline__ const bf16* CacheAt(const bf16* pages, int b, int position) const {
+    const int index = position / kPageTokens, begin = PartOf(b).begin / kPageTokens;
+    const int64_t page = index - begin < kCachedPages
+                             ? shared.pages[b][index - begin]
+                             : block.a.block_table[b * block.a.block_table_stride + index];
+    return pages + ((page * shape.kv_heads + kv_head) * kPageTokens + position % kPageTokens) * D +
+           block.lane * kPer;
+  }
+
+  // Keys and values of up to kAtOnce cached positions, every kStepWarps-th from `first`.
+  struct Cached {
+    Packed<kPer> k[kAtOnce], v[kAtOnce];
+  };
+  __device__ __forceinline__ Cached Load(int b, int first) const {
+    Cached c;
+    const int end = min(PartOf(b).end, shared.position[b]);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int position = first + i * kStepWarps;
+      if (position >= end) continue;
+      c.k[i].Load(CacheAt(layer.k_pages, b, position));
+      c.v[i].Load(CacheAt(layer.v_pages, b, position));
+    }
+    return c;
+  }
+
+  // Norm and rotation of a head whose elements lane * kPer and on are this lane's.
+  __device__ __forceinline__ void Prepare(float (&x)[kPer], const float (&weight)[kPer], int b) const {
+    if (shape.head_norms) {
+      float square = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) square = fmaf(x[i], x[i], square);
+      const float inverse = rsqrtf(WarpSum(square) / D + shape.head_norm_eps);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) x[i] *= inverse * weight[i];
+    }
+    const int half_lanes = shape.rotary_half / kPer;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const float other = __shfl_xor_sync(kFullMask, x[i], half_lanes);
+      if (block.lane >= 2 * half_lanes) continue;
+      const int angle = block.lane % half_lanes * kPer + i;
+      const float sign = block.lane < half_lanes ? -1.0f : 1.0f;
+      x[i] = x[i] * shared.cos[b][angle] + sign * other * shared.sin[b][angle];
+    }
+  }
+
+  struct HeadWeights {
+    float q[kPer], k[kPer];
+  };
+  __device__ __forceinline__ HeadWeights LoadHeadWeights() const {
+    HeadWeights w;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int at = block.lane * kPer + i;
+      w.q[i] = shape.head_norms ? shape.head_norm_offset + layer.q_norm[at] : 1.0f;
+      w.k[i] = shape.head_norms ? shape.head_norm_offset + layer.k_norm[at] : 1.0f;
+    }
+    return w;
+  }
+
+  // The newest key and value as the cache keeps them, which the first cluster of the group writes.
+  __device__ __forceinline__ void TakeNewest(int b, const HeadWeights& w, Packed<kPer>& k,
+                                             Packed<kPer>& v) const {
+    float x[kPer];
+    const int at = block.lane * kPer;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) x[i] = shared.mixer[b][kv_at + at + i];
+    Prepare(x, w.k, b);
+#pragma unroll
+    for (int i = 0; i < kPer; i += 2) {
+      const __nv_bfloat162 key = __floats2bfloat162_rn(x[i], x[i + 1]);
+      const __nv_bfloat162 value = __floats2bfloat162_rn(shared.mixer[b][kv_at + D + at + i],
+                                                         shared.mixer[b][kv_at + D + at + i + 1]);
+      k.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&key);
+      v.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&value);
+    }
+    if (share.first_head % shape.group != 0) return;
+    auto* keys = reinterpret_cast<uint32_t*>(
+        const_cast<bf16*>(CacheAt(layer.k_pages, b, shared.position[b])));
+    auto* values = reinterpret_cast<uint32_t*>(
+        const_cast<bf16*>(CacheAt(layer.v_pages, b, shared.position[b])));
+#pragma unroll
+    for (int i = 0; i < kPer / 2; ++i) {
+      keys[i] = k.pairs[i];
+      values[i] = v.pairs[i];
+    }
+  }
+
+  // This warp's positions of row b, for all heads of the cluster.
+  __device__ __forceinline__ void Attend(int b, Cached c, const HeadWeights& w,
+                                         Softmax<kPer> (&sums)[kMaxPassHeads]) const {
+    float q[kMaxPassHeads][kPer];
+#pragma unroll
+    for (int h = 0; h < kMaxPassHeads; ++h) {
+      if (h >= share.heads) continue;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) q[h][i] = shared.mixer[b][h * D + block.lane * kPer + i];
+      Prepare(q[h], w.q, b);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) q[h][i] *= shape.attention_scale;
+    }
+    const Part part = PartOf(b);
+    constexpr int kStride = kAtOnce * kStepWarps;
+    for (int first = part.begin + block.warp; first < part.end; first += kStride) {
+      Cached next;
+      if (first + kStride < part.end) next = Load(b, first + kStride);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kStepWarps == shared.position[b]) TakeNewest(b, w, c.k[i], c.v[i]);
+      }
+#pragma unroll
+      for (int h = 0; h < kMaxPassHeads; ++h) {
+        if (h >= share.heads) continue;
+        float scores[kAtOnce], most = sums[h].largest;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          float dot = 0.0f;
+#pragma unroll
+          for (int j = 0; j < kPer; ++j) dot = fmaf(q[h][j], c.k[i][j], dot);
+          dot = WarpSum(dot);
+          scores[i] = first + i * kStepWarps < part.end ? dot : -INFINITY;
+          most = fmaxf(most, scores[i]);
+        }
+        const float old = expf(sums[h].largest - most);
+        sums[h].largest = most;
+        sums[h].sum *= old;
+#pragma unroll
+        for (int j = 0; j < kPer; ++j) sums[h].values[j] *= old;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (scores[i] == -INFINITY) continue;
+          const float p = expf(scores[i] - most);
+          sums[h].sum += p;
+#pragma unroll
+          for (int j = 0; j < kPer; ++j)
+            sums[h].values[j] = fmaf(p, c.v[i][j], sums[h].values[j]);
+        }
+      }
+      c = next;
+    }
+  }
+
+  // Merges the warps' sums of one head and sends each rank its dimensions of the result.
+  __device__ __forceinline__ void Spread(int b, int head, const Softmax<kPer>& sums) {
+    constexpr int kStride = D + 4;
+    float* parts = shared.parts[block.turn++ & 1];
+    float* mine = parts + block.warp * kStride;
+    if (block.lane == 0) {
+      mine[0] = sums.largest;
+      mine[1] = sums.sum;
+    }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) mine[4 + block.lane * kPer + i] = sums.values[i];
+    block.Sync();
+    const int at = threadIdx.x;
+    if (at >= D) return;
+    float most = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kStepWarps; ++w) most = fmaxf(most, parts[w * kStride]);
+    float sum = 0.0f, value = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kStepWarps; ++w) {
+      const float largest = parts[w * kStride];
+      const float factor = largest == -INFINITY ? 0.0f : expf(largest - most);
+      sum = fmaf(factor, parts[w * kStride + 1], sum);
+      value = fmaf(factor, parts[w * kStride + 4 + at], value);
+    }
+    const uint32_t peer = Mapped(&shared, at / kRows) - SharedAddress(&shared);
+    Send(SharedAddress(&shared.attended[b][head][at % kRows][block.rank]) + peer,
+         SharedAddress(&shared.merge_ready) + peer, __float_as_uint(value));
+    if (at < kRanks)
+      Send(block.Peer(&shared.softmax[b][head][block.rank]), block.Peer(&shared.merge_ready),
+           __float_as_uint(most), __float_as_uint(sum));
+  }
+
+  // This rank's dimensions of every head, gated, to every rank.
+  __device__ __forceinline__ void Merge() {
+    const int pairs = B * share.heads * kRows / 2;
+    for (int pair = block.half_warp; pair < pairs; pair += kStepThreads / kRanks) {
+      const int b = pair % B, i = pair / B * 2 % kRows, head = pair / B * 2 / kRows;
+      const float2 part = shared.softmax[b][head][block.half_lane];
+      const float most = HalfMax(part.x, block.half_mask);
+      const float factor = part.x == -INFINITY ? 0.0f : expf(part.x - most);
+      const float sum = HalfSum(factor * part.y, block.half_mask);
+      float x = HalfSum(factor * shared.attended[b][head][i][block.half_lane], block.half_mask) / sum;
+      float y =
+          HalfSum(factor * shared.attended[b][head][i + 1][block.half_lane], block.half_mask) / sum;
+      if (shape.gated) {
+        x *= Sigmoid(shared.own[b][head * kRows + i]);
+        y *= Sigmoid(shared.own[b][head * kRows + i + 1]);
+      }
+      const SplitPair split = SplitTwo(x, y);
+      const int k = head * D + block.rank * kRows + i;
+      Send(block.Peer(&shared.slice[2 * b][k]), block.Peer(&shared.slice_ready), split.high);
+      Send(block.Peer(&shared.slice[2 * b + 1][k]), block.Peer(&shared.slice_ready), split.low);
+    }
+  }
+
+  __device__ __forceinline__ void Project() {
+    block.AwaitStream();
+    if (share.heads == 0) return;
+    block.template MultiplyStream<4>(
+        rows, [](const char*, const uint32_t(&)[4][2]) {},
+        [&](const float* parts, int first, int count) {
+          for (int pair = block.half_warp; pair < count / 2 * B; pair += kStepThreads / kRanks)
+            Finish(parts, first, pair);
+        });
+  }
+
+  __device__ __forceinline__ void Mix() {
+    if (share.heads == 0) return;
+    int bytes = B * share.heads * (D * 4 + (shape.gated ? kRows * 4 : 0));
+#pragma unroll
+    for (int b = 0; b < B; ++b) bytes += PartOf(b).owner == block.rank ? 2 * D * 4 : 0;
+    Cached cached = Load(0, PartOf(0).begin + block.warp);
+    const HeadWeights weights = LoadHeadWeights();
+    block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
+#pragma unroll 1
+    for (int b = 0; b < B; ++b) {
+      if (b > 0) cached = Load(b, PartOf(b).begin + block.warp);
+      Softmax<kPer> sums[kMaxPassHeads];
+      Attend(b, cached, weights, sums);
+#pragma unroll
+      for (int h = 0; h < kMaxPassHeads; ++h) {
+        if (h < share.heads) Spread(b, h, sums[h]);
+      }
+    }
+    block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
+    Merge();
+    block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
+  }
+
+  __device__ __forceinline__ void Output() {
+    if (share.heads == 0) return block.PublishNothing();
+    block.MultiplySlice(share.heads * D / kBoxK, [](int, int) { return 1.0f; });
+  }
+};
+
+}  // namespace qwend::cuda

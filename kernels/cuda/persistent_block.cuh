@@ -1,0 +1,340 @@
+// One block of the persistent step: its shared memory, the ring that its weights stream through, and
+// the products of those weights with the activations that its cluster has sent.
+#pragma once
+
+#include "kernels/cuda/cluster.cuh"
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/persistent_step.h"
+#include "kernels/cuda/reduce.cuh"
+
+namespace qwend::cuda {
+
+constexpr int kTile = 16;                       // rows of a weight that a warp multiplies at once
+constexpr int kSlotStride = kSlotBytes + kExtraBytes;
+constexpr int kMixerFloats = 1024;              // a row's queries, keys and values
+constexpr int kCachedPages = 64;                // of a rank's share of a sequence
+constexpr int kMaxRotaryHalf = 64;
+constexpr int kConsumerBarrier = 1;
+
+// Tiles between two barriers.
+template <int B>
+constexpr int kTilesAtOnce = B == 1 ? 8 : 4;
+
+// Slots of the ring: what the activations of B rows leave room for.
+template <int B>
+constexpr int kRingSlots = B == 1 ? 5 : B == 2 ? 4 : 3;
+
+template <int B>
+struct StepShared {
+  static constexpr int kPartStride = kTilesAtOnce<B> * kTile * B + 1;
+  static constexpr int kAttentionStride = 256 + 4;
+  static constexpr int kPartFloats =
+      kStepWarps * (kPartStride > kAttentionStride ? kPartStride : kAttentionStride);
+
+  // Activations as columns of a product: the high and the low bf16 half of each row.
+  alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
+  bf16 slice[2 * B][kMaxSliceK + 8];                   // what the mixer or the MLP made
+  alignas(16) float mixer[B][kMixerFloats];
+  alignas(16) float squares[B][kRanks * kStepWarps];
+  alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];  // linear: b and a, each rank's part
+  float2 softmax[B][kMaxPassHeads][kRanks];                // each rank's largest score and sum
+  float attended[B][kMaxPassHeads][16][kRanks];            // this rank's dimensions, from each rank
+  float own[B][64];                                        // this rank's values, and what gates them
+  float head_squares[B][kMaxValueHeads][kRanks];
+  float cos[B][kMaxRotaryHalf], sin[B][kMaxRotaryHalf];
+  int pages[B][kCachedPages];
+  int position[B], slot[B];
+  float parts[2][kPartFloats];
+  unsigned long long keys[B][kStepWarps];
+  uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
+  uint64_t stream_ready, slice_ready, mixer_ready, merge_ready;
+};
+
+// The high and the low halves of two neighbours, each pair as one word.
+struct SplitPair {
+  uint32_t high, low;
+};
+__device__ __forceinline__ SplitPair SplitTwo(float a, float b) {
+  const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+  const __nv_bfloat162 l = __floats2bfloat162_rn(a - __low2float(h), b - __high2float(h));
+  return {*reinterpret_cast<const uint32_t*>(&h), *reinterpret_cast<const uint32_t*>(&l)};
+}
+
+// Over the 16 lanes of a half warp; every lane gets the sum.
+__device__ __forceinline__ float HalfSum(float v, unsigned mask) {
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) v += __shfl_xor_sync(mask, v, offset);
+  return v;
+}
+__device__ __forceinline__ float HalfMax(float v, unsigned mask) {
+#pragma unroll
+  for (int offset = 8; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(mask, v, offset));
+  return v;
+}
+
+// A compute thread's view of its block. All its methods are called by all compute threads.
+template <int B>
+struct StepBlock {
+  const StepArguments& a;
+  StepShared<B>& shared;
+  char* ring;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  // Sixteen lanes share an output: each sums what one warp left of it and sends it to one rank.
+  const int half_lane = threadIdx.x % kRanks, half_warp = threadIdx.x / kRanks;
+  const unsigned half_mask = 0xffffu << (threadIdx.x & 16);
+  const int rank, cluster;
+  const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
+  uint32_t to_peer = 0;             // from an address here to the half lane's rank's
+
+  uint32_t slot = 0, slot_parity = 0;
+  uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
+  uint32_t turn = 0;       // of the parts
+  uint32_t hop = 0;        // of the stream's partial sums
+  uint32_t first_epoch = 0;
+  float hidden[B] = {};    // the stream's row threadIdx.x / 8 of this rank
+  float inverse[B] = {};   // the norm's factor
+
+  __device__ __forceinline__ StepBlock(const StepArguments& arguments, StepShared<B>& s, char* r)
+      : a(arguments), shared(s), ring(r), rank(static_cast<int>(ClusterRank())),
+        cluster(static_cast<int>(blockIdx.x) / kRanks), stream_rows(arguments.shape.hidden / kRanks),
+        k_blocks(arguments.shape.hidden / kBoxK) {
+    to_peer = Mapped(&s, half_lane) - SharedAddress(&s);
+    first_epoch = *a.epoch;
+  }
+
+  __device__ __forceinline__ void Sync() { NamedBarrier(kConsumerBarrier, kStepThreads); }
+  __device__ __forceinline__ uint32_t Peer(const void* p) const { return SharedAddress(p) + to_peer; }
+
+  // One thread says how many bytes the cluster will send; all wait for them.
+  __device__ __forceinline__ void Await(uint64_t* barrier, uint32_t& parity, int bytes) {
+    if (threadIdx.x == 0) ArriveExpecting(barrier, bytes);
+    WaitForCluster(barrier, parity);
+    parity ^= 1;
+  }
+
+  __device__ __forceinline__ const char* AwaitSlot() {
+    Patience patience;
+    while (!TryBarrier(shared.full + slot, slot_parity)) patience.Try();
+    return ring + slot * kSlotStride;
+  }
+  __device__ __forceinline__ void ReleaseSlot() {
+    __syncwarp();
+    if (lane == 0) Arrive(shared.empty + slot);
+    if (++slot == kRingSlots<B>) {
+      slot = 0;
+      slot_parity ^= 1;
+    }
+  }
+
+  // The stream's rows, scaled by the norm's weight, to every rank; with them the sum of their
+  // squares, a warp's at a time.
+  __device__ __forceinline__ void SendStream(float weight) {
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      const float square = WarpSum(lane % 8 == 0 ? hidden[b] * hidden[b] : 0.0f);
+      if (lane < kRanks)
+        Send(Peer(&shared.squares[b][rank * kStepWarps + warp]), Peer(&shared.stream_ready),
+             __float_as_uint(square));
+      const float v = hidden[b] * weight, other = __shfl_xor_sync(kFullMask, v, 8);
+      if (warp * 4 >= stream_rows) continue;
+      const SplitPair pair = (lane & 8) == 0 ? SplitTwo(v, other) : SplitTwo(other, v);
+      const int k = rank * stream_rows + warp * 4 + lane / 16 * 2;
+      Send(Peer(&shared.stream[2 * b][k]), Peer(&shared.stream_ready), pair.high);
+      Send(Peer(&shared.stream[2 * b + 1][k]), Peer(&shared.stream_ready), pair.low);
+    }
+  }
+
+  // Where in `norm` this thread's row of the stream is; 0 for threads without one.
+  __device__ __forceinline__ float StreamWeight(const float* norm) const {
+    const int row = threadIdx.x / 8;
+    return row < stream_rows ? a.shape.norm_offset + norm[rank * stream_rows + row] : 0.0f;
+  }
+
+  __device__ __forceinline__ void Embed(const float* norm) {
+    const float weight = StreamWeight(norm);
+    const int row = threadIdx.x / 8;
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      hidden[b] = row < stream_rows ? ToFloat(a.embedding.At(
+                                          max(a.token_ids[b], 0))[rank * stream_rows + row])
+                                    : 0.0f;
+    }
+    SendStream(weight);
+  }
+
+  __device__ __forceinline__ unsigned long long* Word(int b, int row, int of_cluster) const {
+    return a.words + ((static_cast<int64_t>(hop & 1) * B + b) * a.shape.hidden + row) * kMaxClusters +
+           of_cluster;
+  }
+
+  // Adds what every cluster has made of this rank's rows, in order of the clusters' pairs, pairs of
+  // pairs and halves, and passes the stream on.
+  __device__ __forceinline__ void Hop(const float* norm) {
+    const float weight = StreamWeight(norm);
+    const int row = threadIdx.x / 8, of_cluster = lane % 8;
+    const bool reads = row < stream_rows && of_cluster < a.shape.clusters;
+    const uint32_t epoch = first_epoch + hop;
+    unsigned long long words[B];
+    Patience patience;
+    for (bool done = !reads; !done; patience.Try()) {
+      done = true;
+#pragma unroll
+      for (int b = 0; b < B; ++b) words[b] = ReadWord(Word(b, rank * stream_rows + row, of_cluster));
+#pragma unroll
+      for (int b = 0; b < B; ++b) done &= static_cast<uint32_t>(words[b] >> 32) == epoch;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      float v = reads ? __uint_as_float(static_cast<uint32_t>(words[b])) : 0.0f;
+      v += __shfl_xor_sync(kFullMask, v, 1);
+      v += __shfl_xor_sync(kFullMask, v, 2);
+      v += __shfl_xor_sync(kFullMask, v, 4);
+      hidden[b] += v;
+    }
+    ++hop;
+    SendStream(weight);
+  }
+
+  __device__ __forceinline__ void AwaitStream() {
+    Await(&shared.stream_ready, stream_parity,
+          B * (a.shape.hidden * 4 + kRanks * kStepWarps * 4));
+  }
+
+  // The norm's factor of every row, from all ranks' squares.
+  __device__ __forceinline__ void NormFactors() {
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      const float4* from = reinterpret_cast<const float4*>(shared.squares[b]) + lane * 2;
+      const float4 x = from[0], y = from[1];
+      const float sum = WarpSum(((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w)));
+      inverse[b] = rsqrtf(sum / static_cast<float>(a.shape.hidden) + a.shape.norm_eps);
+    }
+  }
+  __device__ __forceinline__ float Inverse(int b) const {
+    float v = inverse[0];
+#pragma unroll
+    for (int i = 1; i < B; ++i) v = b == i ? inverse[i] : v;
+    return v;
+  }
+
+  // 64 elements of K of the columns, as the product's second operand.
+  __device__ __forceinline__ void LoadColumns(uint32_t (&x)[4][2], const bf16* columns, int stride,
+                                              int k) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t r[4];
+      LoadMatrix4(r, columns + lane % 8 % (2 * B) * stride + k + i * 32 + lane / 8 * 8);
+      x[2 * i][0] = r[0];
+      x[2 * i][1] = r[1];
+      x[2 * i + 1][0] = r[2];
+      x[2 * i + 1][1] = r[3];
+    }
+  }
+
+  // 16 rows of a weight times 64 elements of K; `row` is where this lane's row of the tile begins.
+  // Lane (g, t) gets the sums of rows g and g + 8 for row t of x.
+  __device__ __forceinline__ float2 MultiplyTile(const char* row, const uint32_t (&x)[4][2]) const {
+    float even[4] = {}, odd[4] = {};
+    const uint32_t swizzle = SharedAddress(row) >> 7 & 7;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      uint32_t w[4];
+      LoadMatrix4(w, row + ((2 * s + lane / 16) ^ swizzle) * 16);
+      MmaBf16(s % 2 == 0 ? even : odd, w, x[s][0], x[s][1]);
+    }
+    return make_float2((even[0] + odd[0]) + (even[1] + odd[1]),
+                       (even[2] + odd[2]) + (even[3] + odd[3]));
+  }
+
+  // Leaves a tile's two sums of this lane among the parts.
+  __device__ __forceinline__ void PutParts(float* parts, int part, int row, float2 sums) const {
+    const int t = lane % 4;
+    if (t >= B) return;
+    float* to = parts + part * StepShared<B>::kPartStride + (row + lane / 4) * B + t;
+    to[0] = sums.x;
+    to[8 * B] = sums.y;
+  }
+
+  // The sum of an output's parts; sixteen lanes call it together.
+  __device__ __forceinline__ float SumParts(const float* parts, int row, int b) const {
+    const float v =
+        half_lane < k_blocks
+            ? parts[half_lane * StepShared<B>::kPartStride + row * B + b]
+            : 0.0f;
+    return HalfSum(v, half_mask);
+  }
+
+  // `rows` rows of weights, tile by tile from the ring, times the stream: each warp has 64 elements
+  // of K. A tile is `boxes` copied boxes of 16 / boxes rows each. before(slot) runs once with the
+  // first slot; finish(parts, first, count) is called for every few tiles, when their parts are there.
+  template <int Boxes, typename Before, typename Finish>
+  __device__ __forceinline__ void MultiplyStream(int rows, Before before, Finish finish) {
+    uint32_t x[4][2];
+    const bool works = warp < k_blocks;
+    if (works) LoadColumns(x, shared.stream[0], kMaxStepHidden + 8, warp * kBoxK);
+    NormFactors();
+    constexpr int kBoxRows = kTile / Boxes;
+    const int row = lane % kTile;
+    const int at = row / kBoxRows * (k_blocks * kBoxRows * 128) + warp * kBoxRows * 128 +
+                   row % kBoxRows * 128;
+    for (int first = 0; first < rows; first += kTilesAtOnce<B> * kTile) {
+      float* parts = shared.parts[turn++ & 1];
+      const int count = min(rows - first, kTilesAtOnce<B> * kTile);
+      for (int tile = 0; tile * kTile < count; ++tile) {
+        const char* weights = AwaitSlot();
+        if (works) PutParts(parts, warp, tile * kTile, MultiplyTile(weights + at, x));
+        if (first == 0 && tile == 0) before(weights + kSlotBytes, x);
+        ReleaseSlot();
+      }
+      Sync();
+      finish(parts, first, count);
+    }
+  }
+
+  // This rank's rows of the output matrix times the cluster's slice of `slice_blocks` * 64 columns;
+  // the sums are published for every cluster. scale(b, block) weighs a block's part of row b.
+  template <typename Scale>
+  __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
+    const int tile = warp % 4, part = warp / 4;
+    float2 sums = make_float2(0.0f, 0.0f);
+    for (int first = 0; first < slice_blocks; first += 4) {
+      const int block = first + part;
+      float factor = 0.0f;
+      if (block < slice_blocks) {
+#pragma unroll
+        for (int b = 0; b < B; ++b) {
+          const float f = scale(b, block);
+          factor = lane % 4 == b ? f : factor;
+        }
+      }
+      const char* weights = AwaitSlot();
+      if (block < slice_blocks && tile * kTile < stream_rows) {
+        uint32_t x[4][2];
+        LoadColumns(x, shared.slice[0], kMaxSliceK + 8, block * kBoxK);
+        const float2 v =
+            MultiplyTile(weights + (part * stream_rows + tile * kTile + lane % kTile) * 128, x);
+        sums.x = fmaf(factor, v.x, sums.x);
+        sums.y = fmaf(factor, v.y, sums.y);
+      }
+      ReleaseSlot();
+    }
+    float* parts = shared.parts[turn++ & 1];
+    PutParts(parts, part, tile * kTile, sums);
+    Sync();
+    for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads) {
+      float v = 0.0f;
+#pragma unroll
+      for (int p = 0; p < 4; ++p) v += parts[p * StepShared<B>::kPartStride + i];
+      PublishWord(Word(i % B, rank * stream_rows + i / B, cluster), v, first_epoch + hop);
+    }
+  }
+
+  // When a cluster has no part in a block of the model.
+  __device__ __forceinline__ void PublishNothing() {
+    for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads)
+      PublishWord(Word(i % B, rank * stream_rows + i / B, cluster), 0.0f, first_epoch + hop);
+  }
+};
+
+}  // namespace qwend::cuda

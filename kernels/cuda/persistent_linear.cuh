@@ -1,0 +1,304 @@
+// The persistent step's linear layers: projection, convolution, gates, delta rule and gated norm, in
+// one cluster from its key heads' projections to their part of the output.
+#pragma once
+
+#include "kernels/cuda/math.cuh"
+#include "kernels/cuda/persistent_block.cuh"
+
+namespace qwend::cuda {
+
+constexpr int kConvWidth = 4;
+
+// Two channels of the convolution, as they stand before the step.
+struct ConvPair {
+  float tail[2][kConvWidth - 1] = {}, weights[2][kConvWidth] = {};
+};
+
+template <int B, int DK, int DV>
+struct LinearMixer {
+  StepBlock<B>& block;
+  const StepLayer& layer;
+  const ClusterShare& share;
+  const StepShape& shape = block.a.shape;
+  StepShared<B>& shared = block.shared;
+
+  static constexpr int kQueryRows = DK / kRanks, kValueRows = DV / kRanks;  // of a head, this rank's
+  const int value_heads = share.heads * shape.heads_per_key;
+  const int value_rows = shape.heads_per_key * kValueRows;       // of a key head
+  const int head_rows = 2 * kQueryRows + 2 * value_rows;          // q, k, v, z
+  const int rows = share.heads * head_rows;
+  const int channels = 2 * shape.key_heads * DK + shape.key_heads * shape.heads_per_key * DV;
+
+  // What a row of this rank's projection is, and of which channel.
+  enum class Role { kQuery, kKey, kValue, kGate };
+  struct Place {
+    Role role;
+    int head;     // of the cluster's key heads
+    int index;    // within the role's rows of that head
+    int channel;  // of the convolution
+  };
+  __device__ __forceinline__ Place Locate(int row) const {
+    Place p;
+    p.head = row / head_rows;
+    int i = row - p.head * head_rows;
+    const int head = share.first_head + p.head;
+    if (i < 2 * kQueryRows) {
+      p.role = i < kQueryRows ? Role::kQuery : Role::kKey;
+      p.index = i % kQueryRows;
+      p.channel = ((i < kQueryRows ? 0 : shape.key_heads) + head) * DK + block.rank * kQueryRows +
+                  p.index;
+      return p;
+    }
+    i -= 2 * kQueryRows;
+    p.role = i < value_rows ? Role::kValue : Role::kGate;
+    p.index = i % value_rows;
+    const int value_head = head * shape.heads_per_key + p.index / kValueRows;
+    p.channel = 2 * shape.key_heads * DK + value_head * DV + block.rank * kValueRows +
+                p.index % kValueRows;
+    return p;
+  }
+
+  __device__ __forceinline__ int64_t TailAt(int b, int channel) const {
+    return static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel;
+  }
+  __device__ __forceinline__ ConvPair LoadConv(int pair) const {
+    ConvPair c;
+    const int b = pair % B, row = pair / B * 2;
+    if (row >= rows) return c;
+    const Place p = Locate(row);
+    if (p.role == Role::kGate) return c;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* tail = layer.conv_state + TailAt(b, p.channel + i);
+#pragma unroll
+      for (int j = 0; j < kConvWidth - 1; ++j) c.tail[i][j] = tail[static_cast<int64_t>(j) * channels];
+#pragma unroll
+      for (int j = 0; j < kConvWidth; ++j)
+        c.weights[i][j] = layer.conv_weight[static_cast<int64_t>(p.channel + i) * kConvWidth + j];
+    }
+    return c;
+  }
+  // The convolution's output for the newest samples; the tail in memory moves on by one.
+  __device__ __forceinline__ float Convolve(const ConvPair& c, int i, int b, int channel,
+                                            float newest) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kConvWidth - 1; ++j) sum = fmaf(c.weights[i][j], c.tail[i][j], sum);
+    sum = fmaf(c.weights[i][kConvWidth - 1], newest, sum);
+    if (block.half_lane == 0) {
+      float* tail = layer.conv_state + TailAt(b, channel + i);
+#pragma unroll
+      for (int j = 0; j + 1 < kConvWidth - 1; ++j)
+        tail[static_cast<int64_t>(j) * channels] = c.tail[i][j + 1];
+      tail[static_cast<int64_t>(kConvWidth - 2) * channels] = newest;
+    }
+    return Silu(sum);
+  }
+
+  // One pair of the projection's rows: queries and keys to every rank, values and gates kept.
+  __device__ __forceinline__ void Finish(const float* parts, int first, int pair, const ConvPair& c) {
+    const int b = pair % B, local = pair / B * 2;
+    const Place p = Locate(first + local);
+    const float factor = block.Inverse(b);
+    float x = block.SumParts(parts, local, b) * factor;
+    float y = block.SumParts(parts, local + 1, b) * factor;
+    if (p.role != Role::kGate) {
+      x = Convolve(c, 0, b, p.channel, x);
+      y = Convolve(c, 1, b, p.channel, y);
+    }
+    if (p.role == Role::kQuery || p.role == Role::kKey) {
+      const int at = p.head * 2 * DK + (p.role == Role::kKey ? DK : 0) +
+                     block.rank * kQueryRows + p.index;
+      Send(block.Peer(&shared.mixer[b][at]), block.Peer(&shared.mixer_ready), __float_as_uint(x),
+           __float_as_uint(y));
+    } else if (block.half_lane == block.rank) {
+      const int at = (p.role == Role::kGate ? value_heads * kValueRows : 0) +
+                     p.head * value_rows + p.index;
+      Send(block.Peer(&shared.own[b][at]), block.Peer(&shared.mixer_ready), __float_as_uint(x),
+           __float_as_uint(y));
+    }
+  }
+
+  // This rank's 64 columns of the gates' rows, b above a, to every rank.
+  __device__ __forceinline__ void SendGates(const char* weights, const uint32_t (&x)[4][2]) {
+    if (block.warp != block.rank || block.rank >= block.k_blocks) return;
+    const float2 sums = block.MultiplyTile(weights + block.lane % kTile * 128, x);
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      uint32_t v[kMaxValueHeads];
+#pragma unroll
+      for (int i = 0; i < kMaxValueHeads; ++i) {
+        const float beta = __shfl_sync(kFullMask, sums.x, i * 4 + b);
+        const float decay = __shfl_sync(kFullMask, sums.y, i * 4 + b);
+        v[i] = __float_as_uint(block.lane < kRanks ? beta : decay);
+      }
+      const uint32_t to =
+          block.Peer(&shared.gates[b][block.rank][block.lane / kRanks * kMaxValueHeads]);
+      Send(to, block.Peer(&shared.mixer_ready), make_uint4(v[0], v[1], v[2], v[3]));
+      Send(to + 16, block.Peer(&shared.mixer_ready), make_uint4(v[4], v[5], v[6], v[7]));
+    }
+  }
+
+  // The state of one value head, this rank's columns: a warp holds all of it.
+  static constexpr int kVectors = kValueRows / 4;            // of four columns in a row
+  static constexpr int kRowsAtOnce = kWarp / kVectors;
+  static constexpr int kLoads = DK / kRowsAtOnce;
+  struct State {
+    float4 s[kLoads];
+    float4* at = nullptr;
+    float a_log, dt_bias, norm[4];
+  };
+  __device__ __forceinline__ State LoadState(int item) const {
+    State state;
+    const int b = item % B, head = item / B;
+    if (head >= value_heads) return state;
+    const int64_t global = share.first_head * shape.heads_per_key + head;
+    const int64_t heads = static_cast<int64_t>(shape.key_heads) * shape.heads_per_key;
+    state.at = reinterpret_cast<float4*>(layer.state + (shared.slot[b] * heads + global) * DK * DV +
+                                         block.lane / kVectors * DV + block.rank * kValueRows) +
+               block.lane % kVectors;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) state.s[i] = state.at[i * kRowsAtOnce * (DV / 4)];
+    state.a_log = layer.a_log[global];
+    state.dt_bias = layer.dt_bias[global];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      state.norm[i] = layer.gated_norm[block.rank * kValueRows + block.lane % kVectors * 4 + i];
+    return state;
+  }
+
+  // Over the lanes that hold the same columns.
+  static __device__ __forceinline__ float4 ColumnSums(float4 v) {
+#pragma unroll
+    for (int offset = kVectors; offset < kWarp; offset *= 2) {
+      v.x += __shfl_xor_sync(kFullMask, v.x, offset);
+      v.y += __shfl_xor_sync(kFullMask, v.y, offset);
+      v.z += __shfl_xor_sync(kFullMask, v.z, offset);
+      v.w += __shfl_xor_sync(kFullMask, v.w, offset);
+    }
+    return v;
+  }
+
+  // One token of the delta rule for one row and value head, then the norm's weight and the gate; the
+  // result goes to every rank, with its share of the norm's sum of squares.
+  __device__ __forceinline__ void Delta(int item, State& state) {
+    const int b = item % B, head = item / B;  // of the cluster's
+    const int lane = block.lane;
+    const float* q = shared.mixer[b] + head / shape.heads_per_key * 2 * DK;
+    const float* k = q + DK;
+    float qq = 0.0f, kk = 0.0f, kq = 0.0f;
+#pragma unroll
+    for (int i = lane; i < DK; i += kWarp) {
+      qq = fmaf(q[i], q[i], qq);
+      kk = fmaf(k[i], k[i], kk);
+      kq = fmaf(k[i], q[i], kq);
+    }
+    float beta = 0.0f, decay = 0.0f;
+    if (lane < block.k_blocks) {
+      beta = shared.gates[b][lane][head];
+      decay = shared.gates[b][lane][kMaxValueHeads + head];
+    }
+    qq = WarpSum(qq);
+    kk = WarpSum(kk);
+    kq = WarpSum(kq);
+    beta = Sigmoid(WarpSum(beta) * block.Inverse(b));
+    decay = expf(-expf(state.a_log) * Softplus(WarpSum(decay) * block.Inverse(b) + state.dt_bias));
+    const float q_scale = rsqrtf(qq + shape.l2_eps) * shape.delta_scale;
+    const float k_scale = rsqrtf(kk + shape.l2_eps);
+
+    float4 u = make_float4(0, 0, 0, 0), o = u;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const float ki = k[i * kRowsAtOnce + lane / kVectors], qi = q[i * kRowsAtOnce + lane / kVectors];
+      float4& s = state.s[i];
+      s = {s.x * decay, s.y * decay, s.z * decay, s.w * decay};
+      u = {fmaf(s.x, ki, u.x), fmaf(s.y, ki, u.y), fmaf(s.z, ki, u.z), fmaf(s.w, ki, u.w)};
+      o = {fmaf(s.x, qi, o.x), fmaf(s.y, qi, o.y), fmaf(s.z, qi, o.z), fmaf(s.w, qi, o.w)};
+    }
+    u = ColumnSums(u);
+    o = ColumnSums(o);
+    const int column = lane % kVectors * 4;  // of this rank's
+    const float* v = shared.own[b] + head * kValueRows + column;
+    const float* z = v + value_heads * kValueRows;
+    const float cross = kq * k_scale * q_scale;
+    float e[4], out[4], square = 0.0f;
+    const float us[4] = {u.x, u.y, u.z, u.w}, os[4] = {o.x, o.y, o.z, o.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      e[i] = beta * (v[i] - us[i] * k_scale);
+      out[i] = fmaf(e[i], cross, os[i] * q_scale);
+      square = fmaf(out[i], out[i], square);
+      e[i] *= k_scale;
+      out[i] *= state.norm[i] * Silu(z[i]);
+    }
+#pragma unroll
+    for (int offset = 1; offset < kVectors; offset *= 2)
+      square += __shfl_xor_sync(kFullMask, square, offset);
+    // Lane (vector, rank it sends to).
+    const int to_rank = lane / kVectors;
+    if (to_rank < kRanks) {
+      const uint32_t peer = Mapped(&shared, to_rank) - SharedAddress(&shared);
+      const SplitPair first = SplitTwo(out[0], out[1]), second = SplitTwo(out[2], out[3]);
+      const int at = head * DV + block.rank * kValueRows + column;
+      const uint32_t ready = SharedAddress(&shared.slice_ready) + peer;
+      Send(SharedAddress(&shared.slice[2 * b][at]) + peer, ready, first.high, second.high);
+      Send(SharedAddress(&shared.slice[2 * b + 1][at]) + peer, ready, first.low, second.low);
+      if (lane % kVectors == 0)
+        Send(SharedAddress(&shared.head_squares[b][head][block.rank]) + peer, ready,
+             __float_as_uint(square));
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const float ki = k[i * kRowsAtOnce + lane / kVectors];
+      const float4 s = state.s[i];
+      state.at[i * kRowsAtOnce * (DV / 4)] = {fmaf(ki, e[0], s.x), fmaf(ki, e[1], s.y),
+                                              fmaf(ki, e[2], s.z), fmaf(ki, e[3], s.w)};
+    }
+  }
+
+  __device__ __forceinline__ void Project() {
+    // The first two of every half warp are asked for before the stream arrives.
+    constexpr int kPairs = kStepThreads / kRanks;
+    const ConvPair first_pair = LoadConv(block.half_warp), second_pair = LoadConv(block.half_warp + kPairs);
+    block.AwaitStream();
+    if (share.heads == 0) return;
+    block.template MultiplyStream<4>(
+        rows, [&](const char* extra, const uint32_t(&x)[4][2]) { SendGates(extra, x); },
+        [&](const float* parts, int first, int count) {
+          for (int local = block.half_warp; local < count / 2 * B; local += kPairs) {
+            const int pair = first / 2 * B + local;
+            if (pair < kPairs) {
+              Finish(parts, first, local, first_pair);
+            } else if (pair < 2 * kPairs) {
+              Finish(parts, first, local, second_pair);
+            } else {
+              Finish(parts, first, local, LoadConv(pair));
+            }
+          }
+        });
+  }
+
+  __device__ __forceinline__ void Mix() {
+    if (share.heads == 0) return;
+    State state = LoadState(block.warp);
+    block.Await(&shared.mixer_ready, block.mixer_parity,
+                B * (share.heads * 2 * DK * 4 + 2 * value_heads * kValueRows * 4 +
+                     block.k_blocks * 2 * kMaxValueHeads * 4));
+    for (int item = block.warp; item < value_heads * B; item += kStepWarps) {
+      if (item != block.warp) state = LoadState(item);
+      Delta(item, state);
+    }
+    block.Await(&shared.slice_ready, block.slice_parity,
+                B * (value_heads * DV * 4 + value_heads * kRanks * 4));
+  }
+
+  __device__ __forceinline__ void Output() {
+    if (share.heads == 0) return block.PublishNothing();
+    block.MultiplySlice(value_heads * DV / kBoxK, [&](int b, int k_block) {
+      const float v = shared.head_squares[b][k_block * kBoxK / DV][block.half_lane];
+      return rsqrtf(HalfSum(v, block.half_mask) / static_cast<float>(DV) + shape.gated_eps);
+    });
+  }
+};
+
+}  // namespace qwend::cuda

@@ -1,0 +1,144 @@
+#include "kernels/cuda/persistent_program.h"
+
+#include <vector>
+
+#include "kernels/cuda/capture.h"
+#include "kernels/cuda/persistent_kernel.h"
+#include "kernels/cuda/persistent_schedule.h"
+
+namespace qwend::cuda {
+namespace {
+
+// Rows [first, first + rows) of a step.
+StepArguments PassOf(StepArguments a, int first, int rows) {
+  a.shape.rows = rows;
+  a.token_ids += first;
+  a.positions += first;
+  a.state_slot += first;
+  a.block_table += first * a.block_table_stride;
+  a.logits.data += first * a.logits.s0;
+  a.sampling += first;
+  a.best += first;
+  return a;
+}
+
+// Passes of four, two and one rows, one kernel each, then the sampler. A second graph has the same
+// kernels with timestamps between their operators.
+class PersistentProgram : public Program {
+ public:
+  PersistentProgram(const StepSchedule& schedule, const LaunchContext& ctx,
+                    const std::function<Buffer(int64_t)>& allocate)
+      : ctx_(ctx), sampler_(schedule.sampler) {
+    const int operators = 1 + 5 * schedule.arguments.shape.layers + 1;  // but for the sampler
+    seconds_.resize(operators + 1);
+    StepArguments all = schedule.arguments;
+    const auto upload = [&](const auto& table) {
+      const int64_t bytes = static_cast<int64_t>(table.size() * sizeof(table[0]));
+      memory_.push_back(allocate(bytes));
+      Check(cudaMemcpy(memory_.back().data(), table.data(), bytes, cudaMemcpyHostToDevice),
+            "copying a schedule");
+      return memory_.back().data();
+    };
+    all.layers = static_cast<const StepLayer*>(upload(schedule.layers));
+    all.maps = static_cast<const CUtensorMap*>(upload(schedule.maps));
+    all.commands = static_cast<const CopyCommand*>(upload(schedule.commands));
+    all.first_command = static_cast<const int*>(upload(schedule.first_command));
+    all.first_head_tile = static_cast<const int*>(upload(schedule.first_head_tile));
+    memory_.push_back(allocate(int64_t{2} * kMaxStepRows * all.shape.hidden * kMaxClusters *
+                               int64_t{sizeof(*all.words)}));
+    all.words = static_cast<unsigned long long*>(memory_.back().data());
+    all.epoch = static_cast<uint32_t*>(upload(std::vector<uint32_t>{1}));
+    for (int first = 0; first < all.shape.rows;) {
+      const int left = all.shape.rows - first, rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      passes_.push_back(PassOf(all, first, rows));
+      first += rows;
+    }
+    memory_.push_back(allocate(static_cast<int64_t>(passes_.size()) * (operators + 1) *
+                               int64_t{sizeof(uint64_t)}));
+    times_.resize(passes_.size() * (operators + 1));
+    RunOnce(nullptr);
+    Check(cudaStreamSynchronize(ctx_.stream), "running the persistent kernel before the capture");
+    plain_ = Record(nullptr);
+    timed_ = Record(static_cast<uint64_t*>(memory_.back().data()));
+  }
+
+  void Run() override { Check(cudaGraphLaunch(plain_.get(), ctx_.stream), "launching a graph"); }
+
+  std::span<const double> RunTimed() override {
+    Check(cudaGraphLaunch(timed_.get(), ctx_.stream), "launching an instrumented graph");
+    Check(cudaMemcpyAsync(times_.data(), memory_.back().data(), times_.size() * sizeof(uint64_t),
+                          cudaMemcpyDeviceToHost, ctx_.stream),
+          "reading timestamps");
+    Check(cudaStreamSynchronize(ctx_.stream), "running an instrumented graph");
+    const size_t operators = seconds_.size() - 1;
+    for (size_t i = 0; i < operators; ++i) {
+      seconds_[i] = 0;
+      for (size_t pass = 0; pass < passes_.size(); ++pass) {
+        const uint64_t* t = &times_[pass * (operators + 1) + i];
+        seconds_[i] += static_cast<double>(t[1] - t[0]) * 1e-9;
+      }
+    }
+    float milliseconds = 0;
+    Check(cudaEventElapsedTime(&milliseconds, before_sampler_.get(), after_sampler_.get()),
+          "reading an event");
+    seconds_[operators] = milliseconds * 1e-3;
+    return seconds_;
+  }
+
+ private:
+  void RunOnce(uint64_t* times) {
+    for (StepArguments pass : passes_) {
+      pass.times = times;
+      LaunchStep(pass, ctx_.stream);
+      if (times != nullptr) times += seconds_.size();
+    }
+    if (times != nullptr) Stamp(before_sampler_);
+    cuda::Run(sampler_, ctx_);
+    if (times != nullptr) Stamp(after_sampler_);
+  }
+  void Stamp(const Event& event) {
+    Check(cudaEventRecordWithFlags(event.get(), ctx_.stream, cudaEventRecordExternal),
+          "recording an event");
+  }
+  GraphExec Record(uint64_t* times) {
+    Capture capture(ctx_.stream);
+    RunOnce(times);
+    GraphExec graph = capture.Finish();
+    Check(cudaGraphUpload(graph.get(), ctx_.stream), "uploading a graph");
+    Check(cudaStreamSynchronize(ctx_.stream), "uploading a graph");
+    return graph;
+  }
+
+  LaunchContext ctx_;
+  ops::TokenSampler sampler_;
+  std::vector<Buffer> memory_;  // the last one is the timestamps'
+  std::vector<StepArguments> passes_;
+  std::vector<uint64_t> times_;
+  std::vector<double> seconds_;
+  Event before_sampler_ = MakeEvent(), after_sampler_ = MakeEvent();
+  GraphExec plain_, timed_;
+};
+
+}  // namespace
+
+std::unique_ptr<Program> MakePersistentProgram(std::span<const OpCall> calls,
+                                               const LaunchContext& ctx,
+                                               const std::function<Buffer(int64_t)>& allocate,
+                                               std::string& why_not) {
+  if (!ctx.overlap) {
+    why_not = "the device has no thread block clusters (compute capability 9.0 and 10.0 have)";
+    return nullptr;
+  }
+  const std::optional<StepSchedule> shape = MakeStepSchedule(calls, 0, why_not);
+  if (!shape) return nullptr;
+  const int clusters = CountClusters(shape->arguments);
+  if (clusters < 2) {
+    why_not = "the device has no room for clusters of 16 blocks";
+    return nullptr;
+  }
+  const std::optional<StepSchedule> schedule = MakeStepSchedule(calls, clusters, why_not);
+  if (!schedule) return nullptr;
+  return std::make_unique<PersistentProgram>(*schedule, ctx, allocate);
+}
+
+}  // namespace qwend::cuda

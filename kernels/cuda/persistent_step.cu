@@ -1,0 +1,334 @@
+// The persistent plan: a decode step as one kernel. One warp of each block streams the block's share
+// of all weights, in order, through a ring of slots in shared memory and never waits for anything
+// else; sixteen warps multiply and mix. Inside a cluster activations go from shared memory to shared
+// memory; between clusters, twice a layer, as words that carry the epoch they belong to, so that no
+// barrier spans the grid.
+#include <algorithm>
+
+#include "kernels/cuda/persistent_attention.cuh"
+#include "kernels/cuda/persistent_kernel.h"
+#include "kernels/cuda/persistent_linear.cuh"
+#include "kernels/cuda/sample_key.cuh"
+
+namespace qwend::cuda {
+namespace {
+
+// The copying warp: requests in their order, each slot's first when the slot has been given back.
+template <int B>
+__device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B>& shared, char* ring) {
+  const int lane = threadIdx.x % kWarp;
+  const uint64_t policy = EvictFirstPolicy();
+  const int end = a.first_command[blockIdx.x + 1];
+  int at = a.first_command[blockIdx.x];
+  const auto load = [&](int i) {
+    int4 c = make_int4(0, 0, 0, 0);
+    if (i < end) {
+      c = reinterpret_cast<const int4*>(a.commands)[i];
+      PrefetchMap(a.maps + (c.y >> 16));
+    }
+    return c;
+  };
+  int slot = -1;
+  uint32_t parity = 1;  // an untouched barrier passes for the phase before its first
+  for (int4 next = load(at + lane); at < end; at += kWarp) {
+    const int4 mine = next;
+    next = load(at + kWarp + lane);
+    for (int i = 0; i < min(kWarp, end - at); ++i) {
+      const int row = __shfl_sync(kFullMask, mine.x, i), place = __shfl_sync(kFullMask, mine.y, i);
+      const int offset = __shfl_sync(kFullMask, mine.z, i), bytes = __shfl_sync(kFullMask, mine.w, i);
+      if (bytes > 0 && ++slot == kRingSlots<B>) slot = 0;
+      if (bytes > 0 && lane == 0) {
+        Patience patience;
+        while (!TryBarrier(shared.empty + slot, parity)) patience.Try();
+        ArriveExpecting(shared.full + slot, bytes);
+      }
+      if (bytes > 0 && slot == kRingSlots<B> - 1) parity ^= 1;
+      if (lane == 0) {
+        CopyBox(SharedAddress(ring + slot * kSlotStride + offset), a.maps + (place >> 16), row,
+                place & 0xffff, shared.full + slot, policy);
+      }
+    }
+  }
+}
+
+// What the kernel is told of its rows, where every warp finds it.
+template <int B>
+__device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>& shared, int rank) {
+  for (int i = threadIdx.x; i < B; i += kStepThreads) {
+    shared.position[i] = a.positions[i];
+    shared.slot[i] = a.state_slot[i];
+  }
+  const int half = a.shape.rotary_half;
+  for (int i = threadIdx.x; i < B * half; i += kStepThreads) {
+    const int b = i / half;
+    const int64_t angle = static_cast<int64_t>(a.positions[b]) * half + i % half;
+    shared.cos[b][i % half] = a.rope_cos[angle];
+    shared.sin[b][i % half] = a.rope_sin[angle];
+  }
+  for (int i = threadIdx.x; i < B * kCachedPages; i += kStepThreads) {
+    const int b = i / kCachedPages, last = a.positions[b];
+    const int page = rank * CeilDiv(last + 1, kRanks) / kPageTokens + i % kCachedPages;
+    shared.pages[b][i % kCachedPages] =
+        page * kPageTokens <= last ? a.block_table[b * a.block_table_stride + page] : 0;
+  }
+}
+
+// The MLP: gate and up in tiles of four rows each, their product to every rank, then down.
+template <int B>
+struct Mlp {
+  StepBlock<B>& block;
+  const ClusterShare& share;
+  StepShared<B>& shared = block.shared;
+  const int columns = share.units * kBoxK / kRanks;  // this rank's
+
+  __device__ __forceinline__ void GateUp() {
+    block.AwaitStream();
+    if (share.units == 0) return;
+    block.template MultiplyStream<4>(
+        2 * columns, [](const char*, const uint32_t(&)[4][2]) {},
+        [&](const float* parts, int first, int count) {
+          for (int pair = block.half_warp; pair < count / 4 * B; pair += kStepThreads / kRanks) {
+            const int b = pair % B, i = pair / B * 2, row = i / 4 * 8 + i % 4;
+            const float factor = block.Inverse(b);
+            const float x = Silu(block.SumParts(parts, row, b) * factor) *
+                            (block.SumParts(parts, row + 4, b) * factor);
+            const float y = Silu(block.SumParts(parts, row + 1, b) * factor) *
+                            (block.SumParts(parts, row + 5, b) * factor);
+            const SplitPair split = SplitTwo(x, y);
+            const int k = block.rank * columns + first / 2 + i;
+            const uint32_t ready = block.Peer(&shared.slice_ready);
+            Send(block.Peer(&shared.slice[2 * b][k]), ready, split.high);
+            Send(block.Peer(&shared.slice[2 * b + 1][k]), ready, split.low);
+          }
+        });
+    block.Await(&shared.slice_ready, block.slice_parity, B * share.units * kBoxK * 4);
+  }
+  __device__ __forceinline__ void Down() {
+    if (share.units == 0) return block.PublishNothing();
+    block.MultiplySlice(share.units, [](int, int) { return 1.0f; });
+  }
+};
+
+// The block's tiles of the vocabulary: logits where a row wants them, and each row's best key.
+template <int B>
+__device__ __forceinline__ void Head(StepBlock<B>& block) {
+  const StepArguments& a = block.a;
+  const int first_tile = a.first_head_tile[blockIdx.x];
+  const int tiles = a.first_head_tile[blockIdx.x + 1] - first_tile;
+  SampleKey best[B];
+  bool wanted[B];
+#pragma unroll
+  for (int b = 0; b < B; ++b) {
+    best[b] = kNoKey;
+    wanted[b] = a.sampling[b].temperature != 0.0f || a.sampling[b].keep_logits != 0;
+  }
+  block.AwaitStream();
+  block.template MultiplyStream<1>(
+      tiles * kTile, [](const char*, const uint32_t(&)[4][2]) {},
+      [&](const float* parts, int first, int count) {
+        for (int pair = block.half_warp; pair < count / 2 * B; pair += kStepThreads / kRanks) {
+          const int b = pair % B, row = pair / B * 2;
+          const float x = block.SumParts(parts, row, b), y = block.SumParts(parts, row + 1, b);
+          const int id = first_tile * kTile + first + row + block.half_lane;
+          if (block.half_lane > 1 || id >= a.shape.vocab) continue;
+          const float logit = (block.half_lane == 0 ? x : y) * block.Inverse(b);
+#pragma unroll
+          for (int i = 0; i < B; ++i) {
+            if (i != b) continue;
+            if (wanted[i]) a.logits.At(i)[id] = logit;
+            best[i] = max(best[i], KeyOf(logit, id, id < a.shape.vocab_limit &&
+                                                        !Banned(a.sampling[i], id)));
+          }
+        }
+      });
+#pragma unroll
+  for (int b = 0; b < B; ++b) {
+#pragma unroll
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      best[b] = max(best[b], __shfl_xor_sync(kFullMask, best[b], offset));
+    if (block.lane == 0) block.shared.keys[b][block.warp] = best[b];
+  }
+  block.Sync();
+  if (threadIdx.x >= B) return;
+  SampleKey key = kNoKey;
+  for (int w = 0; w < kStepWarps; ++w) key = max(key, block.shared.keys[threadIdx.x][w]);
+  atomicMax(a.best + threadIdx.x, key);
+}
+
+template <int B>
+struct Step {
+  const StepArguments& a;
+  StepBlock<B>& block;
+  int stamps = 0;
+
+  __device__ __forceinline__ void Stamp() {
+    if (a.times != nullptr && blockIdx.x == 0 && threadIdx.x == 0) a.times[stamps] = NanosecondClock();
+    ++stamps;
+  }
+
+  template <typename Mixer>
+  __device__ __forceinline__ void Mix(Mixer mixer) {
+    mixer.Project();
+    Stamp();
+    mixer.Mix();
+    Stamp();
+    mixer.Output();
+  }
+
+  __device__ __forceinline__ void Layer(const StepLayer& layer, const float* next_norm) {
+    const ClusterShare& share = a.shares[layer.linear ? 1 : 0][block.cluster];
+    if (layer.linear && a.shape.key_dim == 128) {
+      Mix(LinearMixer<B, 128, 128>{block, layer, share});
+    } else if (layer.linear) {
+      Mix(LinearMixer<B, 64, 64>{block, layer, share});
+    } else if (a.shape.head_dim == 256) {
+      Mix(AttentionMixer<B, 256>{block, layer, share});
+    } else if (a.shape.head_dim == 128) {
+      Mix(AttentionMixer<B, 128>{block, layer, share});
+    } else {
+      Mix(AttentionMixer<B, 64>{block, layer, share});
+    }
+    block.Hop(layer.mlp_norm);
+    Stamp();
+    Mlp<B> mlp{block, share};
+    mlp.GateUp();
+    Stamp();
+    mlp.Down();
+    block.Hop(next_norm);
+    Stamp();
+  }
+
+  __device__ __forceinline__ void Run(const StepLayer* layers) {
+    Stamp();
+    block.Embed(layers[0].mixer_norm);
+    Stamp();
+    for (int i = 0; i < a.shape.layers; ++i)
+      Layer(layers[i], i + 1 < a.shape.layers ? layers[i + 1].mixer_norm : a.final_norm);
+    Head(block);
+    Stamp();
+    if (blockIdx.x == 0 && threadIdx.x == 0) *a.epoch = block.first_epoch + block.hop;
+  }
+};
+
+// Where the dynamic shared memory's parts begin, from an address that is a multiple of 1024.
+template <int B>
+constexpr int kStepRingBytes = kRingSlots<B>* kSlotStride;
+template <int B>
+constexpr int kStepSharedBytes = (sizeof(StepShared<B>) + 15) / 16 * 16;
+
+// The copying warp's group of four gives registers to the computing ones. Of 65,536, which the
+// hardware deals out in groups of 640 threads as 96 each.
+constexpr int kStepBlock = kStepThreads + 4 * kWarp;
+__device__ __forceinline__ void KeepFewRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+}
+__device__ __forceinline__ void TakeMoreRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+}
+
+template <int B>
+__global__ void __launch_bounds__(kStepBlock, 1)
+    PersistentStepKernel(const __grid_constant__ StepArguments a) {
+  extern __shared__ char raw[];
+  char* ring = raw + (1024 - SharedAddress(raw) % 1024) % 1024;
+  auto& shared = *reinterpret_cast<StepShared<B>*>(ring + kStepRingBytes<B>);
+  auto* layers = reinterpret_cast<StepLayer*>(ring + kStepRingBytes<B> + kStepSharedBytes<B>);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kRingSlots<B>; ++i) {
+      InitBarrier(shared.full + i, 1);
+      InitBarrier(shared.empty + i, kStepWarps);
+    }
+    for (uint64_t* b : {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready,
+                        &shared.merge_ready}) {
+      InitBarrier(b, 1);
+    }
+    FenceBarrierInit();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kStepThreads) {
+    KeepFewRegisters();
+    ArriveAtCluster();
+    if (threadIdx.x < kStepThreads + kWarp) CopyWeights<B>(a, shared, ring);
+    __syncwarp();
+    AwaitCluster();
+  } else {
+    TakeMoreRegisters();
+    ArriveAtCluster();
+    const int words = a.shape.layers * static_cast<int>(sizeof(StepLayer) / 8);
+    for (int i = threadIdx.x; i < words; i += kStepThreads)
+      reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(a.layers)[i];
+    TakeInputs<B>(a, shared, static_cast<int>(ClusterRank()));
+    NamedBarrier(kConsumerBarrier, kStepThreads);
+    AwaitCluster();
+    StepBlock<B> block(a, shared, ring);
+    Step<B>{a, block}.Run(layers);
+  }
+  // Nobody leaves while a neighbour may still send.
+  ArriveAtCluster();
+  AwaitCluster();
+}
+
+template <int B>
+int SharedBytes(const StepArguments& a) {
+  return 1024 + kStepRingBytes<B> + kStepSharedBytes<B> +
+         a.shape.layers * static_cast<int>(sizeof(StepLayer));
+}
+
+template <int B>
+cudaLaunchConfig_t Configuration(const StepArguments& a, cudaLaunchAttribute (&attributes)[2],
+                                 cudaStream_t stream) {
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kRanks, 1, 1};
+  attributes[1].id = cudaLaunchAttributeCooperative;
+  attributes[1].val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(std::max(a.shape.clusters, 1) * kRanks);
+  config.blockDim = dim3(kStepBlock);
+  config.dynamicSmemBytes = SharedBytes<B>(a);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return config;
+}
+
+template <int B>
+int Clusters(const StepArguments& a) {
+  const auto kernel = PersistentStepKernel<B>;
+  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        "allowing clusters of 16");
+  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedBytes<B>(a)),
+        "raising the persistent kernel's shared memory");
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = Configuration<B>(a, attributes, nullptr);
+  config.numAttrs = 1;
+  int clusters = 0;
+  Check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "counting clusters");
+  return clusters;
+}
+
+template <int B>
+void Launch(const StepArguments& a, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2];
+  const cudaLaunchConfig_t config = Configuration<B>(a, attributes, stream);
+  Check(cudaLaunchKernelEx(&config, PersistentStepKernel<B>, a), "launching the persistent kernel");
+}
+
+}  // namespace
+
+int CountClusters(const StepArguments& a) {
+  return std::min({Clusters<1>(a), Clusters<2>(a), Clusters<4>(a), kMaxClusters});
+}
+
+void LaunchStep(const StepArguments& a, cudaStream_t stream) {
+  switch (a.shape.rows) {
+    case 1:
+      return Launch<1>(a, stream);
+    case 2:
+      return Launch<2>(a, stream);
+    case 4:
+      return Launch<4>(a, stream);
+  }
+  Require(false, "LaunchStep: ", a.shape.rows, " rows in a pass");
+}
+
+}  // namespace qwend::cuda

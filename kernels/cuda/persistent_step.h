@@ -1,0 +1,101 @@
+// The persistent plan's tables: what its one kernel is told of a model. Written by the host
+// (persistent_schedule.cc), read by the device (persistent_step.cu).
+//
+// The device's clusters of kRanks blocks each take whole heads of every mixer and a share of every
+// MLP, so that what happens inside a mixer or an MLP stays in a cluster. Each block of a cluster has
+// every kRanks-th part of it: its rank's share of each head's dimensions, of the MLP's columns and of
+// the residual stream. What a mixer or MLP adds to the stream is a sum over the clusters.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/launch.cuh"
+
+namespace qwend::cuda {
+
+constexpr int kRanks = 16;           // blocks of a cluster
+constexpr int kMaxClusters = 8;      // lanes that read one word of each
+constexpr int kStepWarps = 16;       // that compute
+constexpr int kStepThreads = kStepWarps * kWarp;
+constexpr int kMaxStepRows = 8;      // rows of x in one pass
+constexpr int kBoxK = 64;            // elements of K in a copied box: 128 bytes
+constexpr int kMaxStepHidden = 1024;
+constexpr int kMaxSliceK = 768;      // of a mixer's or an MLP's output inside one cluster
+constexpr int kSlotBytes = 32 << 10;
+constexpr int kExtraBytes = 2 << 10;  // behind a slot: the gates' weights
+constexpr int kMaxStepLayers = 64;
+constexpr int kMaxPassHeads = 2;     // query heads of a cluster
+constexpr int kMaxValueHeads = 8;    // value heads of a cluster
+
+// One request of the tensor engine. `bytes` is what the slot waits for in all, in its first request
+// alone; zero in the others.
+struct CopyCommand {
+  int32_t row;
+  int16_t k_block;
+  int16_t map;
+  int32_t offset;  // from the slot's start
+  int32_t bytes;
+};
+
+// The part of a layer that one cluster has, for each kind of layer.
+struct ClusterShare {
+  int first_head = 0, heads = 0;  // query heads, or key heads of a linear layer
+  int first_unit = 0, units = 0;  // of the MLP, 64 columns each
+};
+
+struct StepLayer {
+  bool linear = false;
+  const float *mixer_norm = nullptr, *mlp_norm = nullptr;
+  // Linear layers.
+  Vector conv_weight, dt_bias, gated_norm;
+  const float* a_log = nullptr;
+  float* conv_state = nullptr;
+  float* state = nullptr;
+  // Attention layers.
+  Vector q_norm, k_norm, q_bias, k_bias, v_bias;
+  bf16 *k_pages = nullptr, *v_pages = nullptr;
+};
+
+// What all layers of a model share.
+struct StepShape {
+  int rows = 0;  // of this pass
+  int hidden = 0, vocab = 0, vocab_limit = 0, layers = 0, clusters = 0;
+  float norm_offset = 0.0f, norm_eps = 0.0f;
+  // Linear layers.
+  int key_dim = 0, value_dim = 0, key_heads = 0, heads_per_key = 0, conv_width = 0;
+  float delta_scale = 0.0f, l2_eps = 0.0f, gated_eps = 0.0f;
+  // Attention layers.
+  int head_dim = 0, kv_heads = 0, group = 0, rotary_half = 0;
+  bool gated = false, head_norms = false;
+  float attention_scale = 0.0f, head_norm_offset = 0.0f, head_norm_eps = 0.0f;
+};
+
+struct StepArguments {
+  StepShape shape;
+  ClusterShare shares[2][kMaxClusters];  // attention, linear
+  const StepLayer* layers = nullptr;
+  const CUtensorMap* maps = nullptr;
+  const CopyCommand* commands = nullptr;  // block by block
+  const int* first_command = nullptr;     // [blocks + 1]
+  const int* first_head_tile = nullptr;   // [blocks + 1]: 16 rows of the vocabulary each
+  // The stream's partial sums, [2][rows][hidden][clusters], and the epoch of the first of a step.
+  unsigned long long* words = nullptr;
+  uint32_t* epoch = nullptr;
+  // What the step reads and writes.
+  const int* token_ids = nullptr;
+  View<const bf16> embedding;
+  const float* final_norm = nullptr;
+  const int* positions = nullptr;
+  const int* state_slot = nullptr;
+  const int* block_table = nullptr;
+  int64_t block_table_stride = 0;
+  const float *rope_cos = nullptr, *rope_sin = nullptr;
+  View<float> logits;
+  const SamplingRow* sampling = nullptr;
+  unsigned long long* best = nullptr;
+  uint64_t* times = nullptr;  // a timestamp after each operator, when asked for
+};
+
+}  // namespace qwend::cuda
