@@ -1,8 +1,8 @@
 // The same steps on two backends, operator by operator: which operator is the first to give other
 // numbers, and how far errors have grown by each of them.
 //
-// Both runners get the same model, limits and plan. Feed them the same ids (teacher forcing), first
-// a prefill, then decode rows; the report grows with every step.
+// Both runners get the same model, limits and plan (persistent counts as fused). Feed them the same
+// ids (teacher forcing), first a prefill, then decode rows; the report grows with every step.
 #pragma once
 
 #include <cstdint>

@@ -44,20 +44,6 @@ absl::StatusOr<std::unique_ptr<Backend>> OpenBackend(const EngineOptions& option
   return MakeCudaBackend(options.device);
 }
 
-std::string PlanName(DecodePlan plan) {
-  switch (plan) {
-    case DecodePlan::kAuto:
-      return "auto";
-    case DecodePlan::kExplicit:
-      return "explicit";
-    case DecodePlan::kFused:
-      return "fused";
-    case DecodePlan::kPersistent:
-      return "persistent";
-  }
-  return "?";
-}
-
 // "/models/demo/", "." and links all name the folder itself.
 std::string FolderName(const std::filesystem::path& dir) {
   std::error_code error;
@@ -203,6 +189,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Assemble(const EngineOptions& options) {
   ModelRunner* runner = created->get();
   parts.executor = *std::move(created);
   parts.device = Describe(*parts.backend, *plan, *runner, bandwidth);
+  spdlog::info("decode plan {}", runner->plan_choice().ToString());
   parts.kernel_stats = [runner](EngineStats& stats) {
     stats.buckets = runner->BucketCounters();
     stats.kernels = runner->profiler().Totals();
@@ -211,9 +198,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Assemble(const EngineOptions& options) {
   parts.max_queued = options.max_queued;
 
   if (absl::Status status = WarmUp(*runner, parts.model); !status.ok()) return status;
-  spdlog::info("{}: {}, {} parameters, {} layers, context {}, plan {}", parts.model.model_id,
+  spdlog::info("{}: {}, {} parameters, {} layers, context {}", parts.model.model_id,
                parts.model.architecture, parts.model.parameters, parts.model.num_layers,
-               parts.model.max_context_tokens, parts.device.decode_plan);
+               parts.model.max_context_tokens);
   return std::make_unique<EngineImpl>(std::move(parts));
 }
 

@@ -58,10 +58,7 @@ void SizeFixedParts(const ModelSpec& spec, const Backend& backend, MemoryPlan& p
 
 absl::Status ReadLimits(const ModelSpec& spec, const BackendInfo& info, const MemoryLimits& limits,
                         MemoryPlan& plan) {
-  absl::StatusOr<DecodePlan> decode_plan = ResolveDecodePlan(limits.decode_plan);
-  if (!decode_plan.ok()) return decode_plan.status();
-  plan.decode_plan = *decode_plan;
-
+  plan.decode_plan = limits.decode_plan;
   plan.max_sequences = limits.max_sequences == 0 ? kDefaultSequences : limits.max_sequences;
   if (plan.max_sequences < 1 || plan.max_sequences > kMaxSequences) {
     return OutOfRange("max_sequences", plan.max_sequences, 1, kMaxSequences);
@@ -105,20 +102,6 @@ std::string MemoryPlan::Table() const {
   line("workspace", workspace_bytes, absl::StrCat(max_context_tokens, " tokens of context"));
   line("total", total(), "");
   return out;
-}
-
-absl::StatusOr<DecodePlan> ResolveDecodePlan(DecodePlan plan) {
-  switch (plan) {
-    case DecodePlan::kExplicit:
-    case DecodePlan::kFused:
-      return plan;
-    case DecodePlan::kAuto:
-      return DecodePlan::kFused;
-    case DecodePlan::kPersistent:
-      break;
-  }
-  return absl::UnimplementedError(
-      "--decode_plan=persistent is not built; use auto, fused or explicit");
 }
 
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelSpec& spec, const Backend& backend,

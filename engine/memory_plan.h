@@ -20,7 +20,7 @@ struct MemoryLimits {
 };
 
 struct MemoryPlan {
-  DecodePlan decode_plan = DecodePlan::kFused;  // never kAuto
+  DecodePlan decode_plan = DecodePlan::kAuto;  // of the limits; all but kExplicit take the same
   int max_sequences = 0;
   int max_context_tokens = 0;
   int prefill_chunk_tokens = 0;
@@ -35,10 +35,6 @@ struct MemoryPlan {
   }
   std::string Table() const;  // one line a kind, with sizes a person reads
 };
-
-// kAuto becomes the fastest plan that is built. UNIMPLEMENTED, naming the flag, for one
-// that is not.
-absl::StatusOr<DecodePlan> ResolveDecodePlan(DecodePlan plan);
 
 // Gives every sequence its whole context when that fits into memory_fraction of the device, and
 // otherwise as many pages as fit, but at least one whole context. RESOURCE_EXHAUSTED with the table

@@ -44,11 +44,13 @@ class EveryNth {
 
 class ModelRunnerImpl final : public ModelRunner, private StepQueue {
  public:
+  // `asked` may be kAuto.
   ModelRunnerImpl(Backend& backend, const ModelSpec& spec, const RunnerOptions& options,
-                  DecodePlan plan)
+                  DecodePlan asked)
       : backend_(backend),
         spec_(spec),
-        plan_(plan),
+        asked_(asked),
+        list_plan_(asked == DecodePlan::kExplicit ? asked : DecodePlan::kFused),
         sizes_(options.plan, backend.Info()),
         max_sequences_(options.plan.max_sequences),
         vocab_limit_(options.sampleable_tokens == 0
@@ -92,7 +94,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
     for (std::unique_ptr<Readback>& readback : readbacks_) {
       readback = backend_.MakeReadback(int64_t{sizes_.max_bucket} * int64_t{sizeof(int32_t)});
     }
-    for (int bucket : sizes_.buckets) CompileDecode(bucket);
+    if (absl::Status status = CompileBuckets(); !status.ok()) return status;
     PrefillLayers(sizes_.chunk);
     return absl::OkStatus();
   }
@@ -143,13 +145,13 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
     const size_t index = BucketIndex(rows);
     const int bucket = sizes_.buckets[index];
     const double mean_length = inputs_->Decode(rows, bucket, tokens_on_device);
-    DecodeProgram& decode = decode_[index];
+    Program& program = *decode_.programs[index];
     if (timed_decode_.Next()) {
-      const std::span<const double> seconds = decode.program->RunTimed();
-      profiler_.Record("decode", bucket, decode.list.calls(), seconds, mean_length,
+      const std::span<const double> seconds = program.RunTimed();
+      profiler_.Record("decode", bucket, decode_lists_[index].calls(), seconds, mean_length,
                        static_cast<int64_t>(rows.size()));
     } else {
-      decode.program->Run();
+      program.Run();
     }
     replays_[index].fetch_add(1, std::memory_order_relaxed);
     readbacks_[launched_++ % kReadbacks]->Start(
@@ -177,11 +179,11 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
   }
 
   std::vector<int> buckets() const override { return sizes_.buckets; }
-  DecodePlan decode_plan() const override { return plan_; }
+  const DecodePlanChoice& plan_choice() const override { return decode_.choice; }
   std::span<const OpCall> DecodeCalls(int bucket) const override {
     const auto at = std::find(sizes_.buckets.begin(), sizes_.buckets.end(), bucket);
     Require(at != sizes_.buckets.end(), "DecodeCalls: there is no bucket ", bucket);
-    return decode_[at - sizes_.buckets.begin()].list.calls();
+    return decode_lists_[at - sizes_.buckets.begin()].calls();
   }
   void set_profile_every(int steps) override {
     timed_decode_.set(steps);
@@ -211,7 +213,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
     Require(!ahead_, "DecodeEagerly: the runner decodes ahead; make one with decode_ahead off");
     const size_t index = BucketIndex(rows);
     inputs_->Decode(rows, sizes_.buckets[index], /*tokens_on_device=*/false);
-    RunObserved(decode_[index].list, observer);
+    RunObserved(decode_lists_[index], observer);
     tokens_.resize(rows.size());
     backend_.CopyToHost(tokens_.data(), workspace_.inputs,
                         static_cast<int64_t>(rows.size() * sizeof(int32_t)));
@@ -226,11 +228,6 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
   }
 
  private:
-  struct DecodeProgram {
-    OpList list;
-    std::unique_ptr<Program> program;
-  };
-
   DecoderContext Context() const {
     return {.spec = spec_,
             .weights = weights_,
@@ -259,14 +256,20 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
     }
   }
 
-  void CompileDecode(int bucket) {
-    const StepInputs inputs = LayOutInputs(sizes_, bucket, bucket, workspace_.inputs);
-    DecodeProgram decode;
-    AppendLayers(Context(), inputs, StepPhase::kDecode, plan_, decode.list);
-    AppendHead(Context(), inputs.sampling, inputs.token_ids, 0, bucket,
-               plan_ == DecodePlan::kFused ? HeadForm::kFused : HeadForm::kPlain, decode.list);
-    decode.program = backend_.Compile(decode.list.calls());
-    decode_.push_back(std::move(decode));
+  absl::Status CompileBuckets() {
+    for (const int bucket : sizes_.buckets) {
+      const StepInputs inputs = LayOutInputs(sizes_, bucket, bucket, workspace_.inputs);
+      OpList& list = decode_lists_.emplace_back();
+      AppendLayers(Context(), inputs, StepPhase::kDecode, list_plan_, list);
+      AppendHead(Context(), inputs.sampling, inputs.token_ids, 0, bucket,
+                 list_plan_ == DecodePlan::kFused ? HeadForm::kFused : HeadForm::kPlain, list);
+    }
+    absl::StatusOr<DecodePrograms> decode =
+        CompileDecode(backend_, asked_, decode_lists_,
+                      [this](size_t i) { inputs_->Rehearse(sizes_.buckets[i]); });
+    if (!decode.ok()) return decode.status();
+    decode_ = *std::move(decode);
+    return absl::OkStatus();
   }
 
   // Lists of recent chunk lengths are kept: checking every operator takes longer than a short
@@ -277,7 +280,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
     if (prefill_.size() >= kKept) prefill_.clear();
     OpList list("prefill_");
     AppendLayers(Context(), LayOutInputs(sizes_, rows, 1, workspace_.inputs), StepPhase::kPrefill,
-                 plan_, list);
+                 list_plan_, list);
     return prefill_.emplace(rows, std::move(list)).first->second;
   }
 
@@ -314,7 +317,8 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
 
   Backend& backend_;
   const ModelSpec spec_;
-  const DecodePlan plan_;
+  const DecodePlan asked_;
+  const DecodePlan list_plan_;  // what the operator lists are built for: explicit or fused
   const StepSizes sizes_;
   const int max_sequences_;
   const int vocab_limit_;
@@ -326,8 +330,9 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
   Workspace workspace_;
 
   std::optional<StepInputWriter> inputs_;
-  std::vector<DecodeProgram> decode_;  // one per bucket
-  std::map<int, OpList> prefill_;      // the layers, by rows
+  std::vector<OpList> decode_lists_;  // one per bucket
+  DecodePrograms decode_;             // likewise
+  std::map<int, OpList> prefill_;     // the layers, by rows
   std::vector<int32_t> tokens_;
 
   // Steps that were launched and not yet collected: their tokens' copies take turns.
@@ -349,10 +354,9 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(Backend& backen
                                                                  const ModelSpec& spec,
                                                                  WeightSource& weights,
                                                                  const RunnerOptions& options) {
-  absl::StatusOr<DecodePlan> plan = ResolveDecodePlan(
-      options.decode_plan == DecodePlan::kAuto ? options.plan.decode_plan : options.decode_plan);
-  if (!plan.ok()) return plan.status();
-  if (*plan == DecodePlan::kExplicit && options.plan.decode_plan != DecodePlan::kExplicit) {
+  const DecodePlan asked =
+      options.decode_plan == DecodePlan::kAuto ? options.plan.decode_plan : options.decode_plan;
+  if (asked == DecodePlan::kExplicit && options.plan.decode_plan != DecodePlan::kExplicit) {
     return absl::InvalidArgumentError(
         "the memory plan has no room for the explicit plan's score matrix; set "
         "MemoryLimits::decode_plan too");
@@ -362,7 +366,7 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(Backend& backen
         absl::StrCat("--profile_every is ", options.profile_every, "; 0 turns it off"));
   }
   try {
-    auto runner = std::make_unique<ModelRunnerImpl>(backend, spec, options, *plan);
+    auto runner = std::make_unique<ModelRunnerImpl>(backend, spec, options, asked);
     if (absl::Status status = runner->Load(options.plan, weights); !status.ok()) return status;
     return runner;
   } catch (const DeviceError& e) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/decode_plan_choice.h"
 #include "engine/engine.h"
 #include "engine/kernel_profiler.h"
 #include "engine/memory_plan.h"
@@ -32,8 +33,8 @@ struct RunnerOptions {
 // Thread: the engine thread, but for profiler() and counters, which any thread may read.
 class ModelRunner : public StepExecutor {
  public:
-  // Uploads the weights and compiles the decode programs. `backend` must outlive the runner. Errors
-  // name the tensor or operator at fault.
+  // Uploads the weights and compiles the decode programs; kAuto measures which plan is faster.
+  // `backend` must outlive the runner. Errors name the flag, tensor or operator at fault.
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(Backend& backend,
                                                              const ModelSpec& spec,
                                                              WeightSource& weights,
@@ -42,7 +43,8 @@ class ModelRunner : public StepExecutor {
   virtual const KernelProfiler& profiler() const = 0;
   virtual std::vector<EngineStats::PerBucket> BucketCounters() const = 0;
   virtual std::vector<int> buckets() const = 0;
-  virtual DecodePlan decode_plan() const = 0;  // never kAuto
+  virtual const DecodePlanChoice& plan_choice() const = 0;
+  DecodePlan decode_plan() const { return plan_choice().plan; }  // never kAuto
   // The operators of a bucket's decode program; the bucket must be one of buckets().
   virtual std::span<const OpCall> DecodeCalls(int bucket) const = 0;
   // As RunnerOptions::profile_every; counting starts anew. Engine thread.
@@ -54,7 +56,8 @@ class ModelRunner : public StepExecutor {
   using OpObserver = std::function<void(const OpCall&)>;
   virtual std::vector<float> PrefillAllLogits(const PrefillChunk& chunk,
                                               const OpObserver& observer) = 0;
-  // The same step as Decode, operator by operator instead of as a compiled program.
+  // The same step as Decode, operator by operator instead of as a compiled program. The persistent
+  // plan's step is run as the fused plan's, whose operators it shares.
   virtual std::span<const int32_t> DecodeEagerly(std::span<const DecodeRow> rows,
                                                  const OpObserver& observer) = 0;
   virtual std::vector<float> LastDecodeLogits(int rows) = 0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 namespace qwend {
 
@@ -73,6 +75,17 @@ double StepInputWriter::Decode(std::span<const DecodeRow> rows, int bucket, bool
   backend_.CopyToDevice(static_cast<char*>(device_) + kept, host.token_ids.As<char>() + kept,
                         host.bytes - kept);
   return lengths / static_cast<double>(rows.size());
+}
+
+void StepInputWriter::Rehearse(int bucket) {
+  const int positions = std::min(sizes_.max_context, 1024);
+  std::vector<int32_t> pages((positions + kPageTokens - 1) / kPageTokens);
+  std::iota(pages.begin(), pages.end(), 0);
+  pages.back() = sizes_.dummy_page();
+  const DecodeRow row{.sequence = {.pages = pages, .state_slot = sizes_.dummy_slot()},
+                      .position = positions - 1,
+                      .sampling = {}};
+  Decode(std::vector<DecodeRow>(bucket, row), bucket, /*tokens_on_device=*/false);
 }
 
 }  // namespace qwend

@@ -27,6 +27,10 @@ class StepInputWriter {
   // length.
   double Decode(std::span<const DecodeRow> rows, int bucket, bool tokens_on_device);
 
+  // A decode of `bucket` rows that belong to nobody, each at the end of up to 1,024 positions: they
+  // read the pool's first pages and write the dummy page and slot alone.
+  void Rehearse(int bucket);
+
  private:
   void SetSequence(const StepInputs& host, int s, const SequenceView& sequence, int last_position,
                    const SamplingRow& sampling) const;

@@ -19,10 +19,6 @@ std::string ToText(const Spread& spread) {
   return absl::StrFormat("%.2f (%.2f to %.2f)", spread.median, spread.min, spread.max);
 }
 
-const char* PlanName(const MemoryPlan& plan) {
-  return plan.decode_plan == DecodePlan::kExplicit ? "explicit" : "fused";
-}
-
 int64_t Caches(const MemoryPlan& plan) { return plan.kv_bytes + plan.state_bytes; }
 
 }  // namespace
@@ -31,7 +27,8 @@ std::string ReportText(const BenchResult& r) {
   std::string out;
   absl::StrAppendFormat(&out, "model            %s: %.1f M weights\n", r.model,
                         static_cast<double>(r.parameters) / 1e6);
-  absl::StrAppendFormat(&out, "device           %s, decode plan %s\n", r.device, PlanName(r.plan));
+  absl::StrAppendFormat(&out, "device           %s, decode plan %s\n", r.device,
+                        r.decode_plan.ToString());
   absl::StrAppendFormat(&out, "read bandwidth   %.2f GB/s (%.2f to %.2f)\n",
                         r.read_bandwidth.median / kGiga, r.read_bandwidth.min / kGiga,
                         r.read_bandwidth.max / kGiga);
@@ -82,11 +79,13 @@ std::string ReportText(const BenchResult& r) {
     }
   }
   for (const DecodeResult& d : r.decodes) {
+    absl::StrAppendFormat(&out, "\ndecode, batch %d: the step back to back %.1f us\n", d.batch,
+                          d.device_step_seconds / kMicro);
+    if (d.alone.empty()) continue;
     absl::StrAppendFormat(&out,
-                          "\ndecode, batch %d: the step back to back %.1f us; each kernel alone, "
-                          "its calls of a step back to back\n  %-26s %8s %10s %10s\n",
-                          d.batch, d.device_step_seconds / kMicro, "kernel", "calls", "us/call",
-                          "us/step");
+                          "each kernel alone, its calls of a step back to back\n"
+                          "  %-26s %8s %10s %10s\n",
+                          "kernel", "calls", "us/call", "us/step");
     for (const KernelAlone& k : d.alone) {
       absl::StrAppendFormat(&out, "  %-26s %8d %10.2f %10.1f\n", k.kernel, k.calls,
                             k.seconds_per_call / kMicro, k.calls * k.seconds_per_call / kMicro);
@@ -139,7 +138,7 @@ std::string ReportJson(const BenchResult& r) {
     prefill_kernels.push_back({{"kernel", k.kernel}, {"calls", k.calls}, {"seconds", k.seconds}});
   }
   const nlohmann::json report = {{"model", r.model},
-                                 {"decode_plan", PlanName(r.plan)},
+                                 {"decode_plan", PlanName(r.decode_plan.plan)},
                                  {"device", r.device},
                                  {"parameters", r.parameters},
                                  {"read_bandwidth", ToJson(r.read_bandwidth)},

@@ -91,6 +91,7 @@ class Bench {
                              .decode_ahead = backend_.Info().asynchronous});
     if (!runner.ok()) return runner.status();
     runner_ = *std::move(runner);
+    result.decode_plan = runner_->plan_choice();
     result.load_seconds = Now() - start;
 
     const int pages_each = (plan->max_context_tokens + kPageTokens - 1) / kPageTokens;
@@ -264,9 +265,11 @@ class Bench {
   }
 
   // Seconds of one run of a program, many of them queued before any is waited for.
-  double TimeProgram(std::span<const OpCall> calls) {
+  double TimeProgram(std::span<const OpCall> calls, DecodePlan plan) {
     const int runs = options_.backend == "cuda" ? 20 : 1;
-    const std::unique_ptr<Program> program = backend_.Compile(calls);
+    std::string why_not;
+    const std::unique_ptr<Program> program = CompileStep(backend_, plan, calls, why_not);
+    Require(program != nullptr, "timing the step alone: ", why_not);
     program->Run();
     backend_.Synchronize();
     std::vector<double> seconds;
@@ -283,12 +286,14 @@ class Bench {
     const std::vector<int> buckets = runner_->buckets();
     const int bucket = *std::lower_bound(buckets.begin(), buckets.end(), decode.batch);
     const std::span<const OpCall> step = runner_->DecodeCalls(bucket);
-    decode.device_step_seconds = TimeProgram(step);
+    const DecodePlan plan = result.decode_plan.plan;
+    decode.device_step_seconds = TimeProgram(step, plan);
+    if (plan == DecodePlan::kPersistent) return;  // it has no kernels to take apart
     std::map<std::string, std::vector<OpCall>> kernels;
     for (const OpCall& call : step) kernels[call.tag].push_back(call);
     for (const auto& [kernel, calls] : kernels) {
       const auto count = static_cast<int>(calls.size());
-      decode.alone.push_back({kernel, count, TimeProgram(calls) / count});
+      decode.alone.push_back({kernel, count, TimeProgram(calls, plan) / count});
     }
     std::sort(decode.alone.begin(), decode.alone.end(), [](const auto& a, const auto& b) {
       return a.calls * a.seconds_per_call > b.calls * b.seconds_per_call;

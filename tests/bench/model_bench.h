@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/decode_plan_choice.h"
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
 #include "engine/models/model_spec.h"
@@ -45,7 +46,8 @@ struct DecodeResult {
   double plain_step_seconds = 0;
   double between_step_seconds = 0;
   double instrumented_step_seconds = 0;
-  // The whole step as a program run back to back, without the host's part; and kernel by kernel.
+  // The whole step as a program run back to back, without the host's part; and kernel by kernel,
+  // unless it is one kernel.
   double device_step_seconds = 0;
   std::vector<KernelAlone> alone;
 };
@@ -54,6 +56,7 @@ struct BenchResult {
   std::string model;
   std::string device;
   MemoryPlan plan;
+  DecodePlanChoice decode_plan;
   uint64_t parameters = 0;
   double load_seconds = 0;  // making or reading the weights, packing, compiling
   Spread read_bandwidth;    // bytes per second: before loading and around every decode repeat

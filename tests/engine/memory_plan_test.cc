@@ -50,7 +50,7 @@ TEST(MemoryPlan, TheRunnerTakesExactlyWhatWasPlanned) {
   // ModelRunner::Create fails when its arena is not used to the byte; TestModel throws then.
   for (const char* name :
        {"tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-qwen35", "tiny-qwen35-realheads"}) {
-    for (DecodePlan plan : {DecodePlan::kFused, DecodePlan::kExplicit}) {
+    for (DecodePlan plan : {DecodePlan::kAuto, DecodePlan::kFused, DecodePlan::kExplicit}) {
       for (int context : {2, 65, 2048}) {
         EXPECT_NO_THROW(TestModel(GoldenDir(name), {.plan = plan,
                                                     .max_sequences = context == 65 ? 3 : 1,
@@ -71,7 +71,7 @@ TEST(MemoryPlan, PublishedSizesAddUp) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->max_context_tokens, 32768);
   EXPECT_EQ(plan->prefill_chunk_tokens, 512);
-  EXPECT_EQ(plan->decode_plan, DecodePlan::kFused);  // what auto means
+  EXPECT_EQ(plan->decode_plan, DecodePlan::kAuto);  // until a runner has measured
   EXPECT_EQ(plan->kv_pages, 8 * 32768 / 64);
   EXPECT_EQ(plan->kv_bytes, int64_t{plan->kv_pages + 1} * 64 * 12288);
   EXPECT_EQ(plan->state_bytes, 9 * (18 * (16 * 128 * 128 * 4 + 6144 * 3 * 2)));
@@ -95,6 +95,13 @@ TEST(MemoryPlan, TheExplicitPlanHasRoomForScores) {
   ASSERT_TRUE(fused.ok() && explicit_plan.ok());
   EXPECT_EQ(explicit_plan->workspace_bytes - fused->workspace_bytes, 4 * 8 * 1000 * 4);
   EXPECT_EQ(explicit_plan->decode_plan, DecodePlan::kExplicit);
+  for (const DecodePlan plan : {DecodePlan::kAuto, DecodePlan::kPersistent}) {
+    limits.decode_plan = plan;
+    absl::StatusOr<MemoryPlan> other = PlanMemory(*spec, backend, limits);
+    ASSERT_TRUE(other.ok()) << other.status();
+    EXPECT_EQ(other->total(), fused->total());
+    EXPECT_EQ(other->decode_plan, plan);
+  }
 }
 
 TEST(MemoryPlan, PagesGiveWayWhenMemoryIsShort) {
@@ -169,8 +176,6 @@ TEST(MemoryPlan, LimitsOutsideTheirRangeNameTheFlag) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.flag;
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.flag));
   }
-  EXPECT_EQ(PlanMemory(*spec, backend, {.decode_plan = DecodePlan::kPersistent}).status().code(),
-            absl::StatusCode::kUnimplemented);
 }
 
 }  // namespace

@@ -386,8 +386,8 @@ TEST(ModelRunner, WhatCannotBeBuiltSaysWhy) {
   };
   EXPECT_EQ(create({.plan = *plan}), absl::OkStatus());
   const absl::Status persistent = create({.plan = *plan, .decode_plan = DecodePlan::kPersistent});
-  EXPECT_EQ(persistent.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(persistent.message()), HasSubstr("--decode_plan=persistent"));
+  EXPECT_EQ(persistent.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(persistent.message()), HasSubstr("--decode_plan=persistent: the cpu"));
   const absl::Status no_scores = create({.plan = *plan, .decode_plan = DecodePlan::kExplicit});
   EXPECT_EQ(no_scores.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(no_scores.message()), HasSubstr("MemoryLimits::decode_plan"));

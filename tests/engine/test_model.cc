@@ -15,6 +15,10 @@ T Must(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
+std::unique_ptr<Backend> MakeBackend(const TestModelOptions& options) {
+  return options.backend == "cuda" ? MakeCudaBackend() : MakeCpuBackend(options.threads);
+}
+
 }  // namespace
 
 std::filesystem::path SourcePath(const std::string& path) {
@@ -66,19 +70,23 @@ double RelativeError(const float* a, const float* b, int64_t n) {
   return std::sqrt(difference) / std::sqrt(size);  // NaN stays NaN
 }
 
-TestModel::TestModel(const std::filesystem::path& dir, TestModelOptions options) {
+TestModel::TestModel(const std::filesystem::path& dir, TestModelOptions options)
+    : TestModel(dir, options, MakeBackend(options)) {}
+
+TestModel::TestModel(const std::filesystem::path& dir, TestModelOptions options,
+                     std::unique_ptr<Backend> backend)
+    : backend_(std::move(backend)) {
   OpenedModel model = Must(OpenModel(dir));
   spec_ = model.config.spec;
   Build(*model.weights, options);
 }
 
 TestModel::TestModel(const ModelSpec& spec, WeightSource& weights, TestModelOptions options)
-    : spec_(spec) {
+    : spec_(spec), backend_(MakeBackend(options)) {
   Build(weights, options);
 }
 
 void TestModel::Build(WeightSource& weights, const TestModelOptions& options) {
-  backend_ = options.backend == "cuda" ? MakeCudaBackend() : MakeCpuBackend(options.threads);
   plan_ = Must(PlanMemory(spec_, *backend_,
                           {.max_sequences = options.max_sequences,
                            .max_context_tokens = options.max_context,

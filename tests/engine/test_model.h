@@ -65,6 +65,8 @@ class TestModel {
  public:
   // Throws std::runtime_error with the status when anything fails.
   explicit TestModel(const std::filesystem::path& dir, TestModelOptions options = {});
+  TestModel(const std::filesystem::path& dir, TestModelOptions options,
+            std::unique_ptr<Backend> backend);
   TestModel(const ModelSpec& spec, WeightSource& weights, TestModelOptions options = {});
 
   ModelRunner& runner() { return *runner_; }

@@ -6,15 +6,18 @@
 // model_probe greedy MODEL BACKEND PLAN IDS N
 //   N greedy tokens after the prompt, one line of ids.
 // model_probe replay MODEL BACKEND PLAN IDS N
-//   The same decode steps N times from the same state: bits and device memory must stay.
+//   N decode steps, in rounds from the same state: bits and device memory must stay. Every 10,000
+//   steps, and at the end, a line with the mean and the longest step so far.
 // model_probe diff MODEL BACKEND PLAN IDS TOLERANCE [table] [log]
 //   Prefill, then teacher-forced decode of the last ids, on the CPU and on BACKEND, operator by
 //   operator: the first that differs by more than TOLERANCE, and the worst. "table" adds a line per
-//   operator, "log" a line per read or write of the KV pages.
+//   operator, "log" a line per read or write of the KV pages. With the persistent plan the
+//   operators are those of its list, which the fused plan's kernels run.
 //
-// BACKEND is cpu or cuda, PLAN explicit or fused, IDS a file of little-endian int32. Exit code 1
-// with one line on an error or a failed check.
+// BACKEND is cpu or cuda, PLAN explicit, fused, persistent or auto, IDS a file of little-endian
+// int32. Exit code 1 with one line on an error or a failed check.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -58,6 +61,14 @@ std::vector<int32_t> ReadIds(const std::string& path) {
   return ids;
 }
 
+DecodePlan ReadPlan(const std::string& name) {
+  for (const DecodePlan plan :
+       {DecodePlan::kAuto, DecodePlan::kExplicit, DecodePlan::kFused, DecodePlan::kPersistent}) {
+    if (name == PlanName(plan)) return plan;
+  }
+  Die("PLAN is '" + name + "'; it must be explicit, fused, persistent or auto");
+}
+
 struct Probe {
   std::unique_ptr<Backend> backend;
   OpenedModel model;
@@ -68,12 +79,10 @@ struct Probe {
         int context) {
     if (backend_name != "cuda" && backend_name != "cpu")
       Die("BACKEND is '" + backend_name + "'; it must be cpu or cuda");
-    if (plan_name != "explicit" && plan_name != "fused")
-      Die("PLAN is '" + plan_name + "'; it must be explicit or fused");
     backend = backend_name == "cuda" ? MakeCudaBackend() : MakeCpuBackend();
     model = OrDie(OpenModel(dir));
     MemoryLimits limits{.max_sequences = 1, .max_context_tokens = context};
-    limits.decode_plan = plan_name == "explicit" ? DecodePlan::kExplicit : DecodePlan::kFused;
+    limits.decode_plan = ReadPlan(plan_name);
     RunnerOptions options{.plan = OrDie(PlanMemory(model.config.spec, *backend, limits)),
                           .decode_plan = limits.decode_plan,
                           .profile_every = 0};
@@ -139,16 +148,49 @@ void Greedy(Probe& probe, const std::vector<int32_t>& ids, int count) {
   std::printf("\n");
 }
 
+// How long steps take, the reading of their token included.
+class StepTimes {
+ public:
+  void Begin() { start_ = Clock::now(); }
+  void End() {
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    sum_ += seconds;
+    longest_ = std::max(longest_, seconds);
+    if (++steps_ % kProgress == 0) Print();
+  }
+  // Nothing when the last step has just printed it.
+  void Finish() const {
+    if (steps_ % kProgress != 0) Print();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kProgress = 10000;
+
+  void Print() const {
+    std::printf("%d steps, mean %.1f us, longest %.1f us\n", steps_, sum_ / steps_ * 1e6,
+                longest_ * 1e6);
+    std::fflush(stdout);
+  }
+
+  Clock::time_point start_;
+  double sum_ = 0, longest_ = 0;
+  int steps_ = 0;
+};
+
 // The recurrent state moves on with every step, so each round starts again from the prompt; within
 // a round the steps must repeat the first round's bits.
 void Replay(Probe& probe, const std::vector<int32_t>& ids, int count) {
   const int64_t allocations = probe.backend->AllocationCount();
   const int64_t free_before = probe.backend->Info().free_bytes;
   std::vector<std::vector<float>> first;
+  StepTimes times;
   for (int done = 0, round = 0; done < count; ++round) {
     int32_t token = probe.PrefillAll(ids);
     for (int step = 0; step < kReplayRound; ++step, ++done) {
+      times.Begin();
       token = probe.DecodeOne(token, static_cast<int>(ids.size()) + step);
+      times.End();
       if (step % 25 != 24) continue;
       std::vector<float> logits = probe.runner->LastDecodeLogits(1);
       const size_t at = step / 25;
@@ -160,6 +202,7 @@ void Replay(Probe& probe, const std::vector<int32_t>& ids, int count) {
       }
     }
   }
+  times.Finish();
   if (probe.backend->AllocationCount() != allocations)
     Die("device memory was allocated after the model was ready");
   const int64_t drift = free_before - probe.backend->Info().free_bytes;
@@ -210,7 +253,8 @@ int Main(int argc, char** argv) {
         "  model_probe greedy MODEL BACKEND PLAN IDS N\n"
         "  model_probe replay MODEL BACKEND PLAN IDS N\n"
         "  model_probe diff   MODEL BACKEND PLAN IDS TOLERANCE [table] [log]\n"
-        "BACKEND: cpu or cuda; PLAN: explicit or fused; IDS: a file of little-endian int32");
+        "BACKEND: cpu or cuda; PLAN: explicit, fused, persistent or auto; "
+        "IDS: a file of little-endian int32");
   }
   const std::string last = argv[6];
   const std::vector<int32_t> ids = ReadIds(argv[5]);
@@ -233,7 +277,9 @@ int Main(int argc, char** argv) {
       if (word != "table" && word != "log") Die("'" + word + "' is neither table nor log");
     }
     const double tolerance = Number("TOLERANCE", last, 0);
-    Probe cpu(argv[2], "cpu", argv[4], context);
+    // The CPU has no persistent plan, but the plan's list of operators.
+    const std::string plan = argv[4];
+    Probe cpu(argv[2], "cpu", plan == "persistent" ? "fused" : plan, context);
     Diff(cpu, probe, ids, tolerance, wanted);
   } else {
     Die("unknown mode " + mode);

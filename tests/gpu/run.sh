@@ -1,9 +1,11 @@
 #!/bin/bash
 # Everything that is proved on a GPU, in one command, from what pack.sh gathered: operators and whole models against
-# the CPU backend, full-shape parity with transformers, replays, speed beside transformers, and the memory checker.
+# the CPU backend, full-shape parity with transformers, replays, the persistent kernel's watchdog, speed beside
+# transformers, and the memory checker.
 # Needs an NVIDIA device; python3 with torch and transformers for the parity part, which skips visibly without them.
-#   tests/gpu/run.sh [PART...]   PART: ops models service parity replay speed peers sweep sanitizer archs (all when none is
-#                                given). PLANS="explicit fused" names the decode plans to show.
+#   tests/gpu/run.sh [PART...]   PART: ops models service parity replay watchdog speed peers sweep sanitizer archs (all
+#                                when none is given). PLANS="explicit fused" names the decode plans to show; all three
+#                                when it is not set.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export LD_LIBRARY_PATH=$PWD/.gpu/lib PYTHONUNBUFFERED=1
@@ -12,9 +14,9 @@ work=${QWEND_GPU_WORK:-/tmp/qwend-gpu}
 mkdir -p "$work"
 failed=0
 shapes="qwen3.5-0.8b article-0.8b"
-plans=${PLANS:-explicit fused}
+plans=${PLANS:-explicit fused persistent}
 
-parts="ops models service parity replay speed peers sweep sanitizer archs"
+parts="ops models service parity replay watchdog speed peers sweep sanitizer archs"
 [ $# -gt 0 ] || set -- $parts
 for name in "$@"; do
   case " $parts " in *" $name "*) ;;
@@ -22,8 +24,8 @@ for name in "$@"; do
   esac
 done
 for plan in $plans; do
-  case "$plan" in explicit | fused) ;;
-    *) echo "tests/gpu/run.sh: PLANS has '$plan'; explicit and fused are possible" >&2; exit 2 ;;
+  case "$plan" in explicit | fused | persistent) ;;
+    *) echo "tests/gpu/run.sh: PLANS has '$plan'; explicit, fused and persistent are possible" >&2; exit 2 ;;
   esac
 done
 [ -e /dev/nvidiactl ] || { echo "SKIP gpu: no NVIDIA device"; exit 0; }
@@ -31,13 +33,16 @@ done
 step() { echo "== $* ($SECONDS s)"; }
 # check SECONDS COMMAND...; in this shell, never in a pipeline, or what failed is forgotten.
 check() { timeout "$1" "${@:2}" || { echo "FAILED ($?): ${*:2}"; failed=1; }; }
-# A test program here must have run its tests: all of them skipped is a failure too.
+# A test program here must have run its tests: one that skipped is a failure too, unless the backend refuses a plan.
+refusal="--decode_plan=persistent: "
 tests() {
   local out
   out=$(timeout 300 "$bin/$1" --gtest_brief=1 2>&1)
   local code=$?
   echo "$out"
-  [ "$code" = 0 ] && ! grep -qE "PASSED  \] 0 tests|SKIPPED" <<<"$out" && return
+  local skipped
+  skipped=$(grep -A 1 ": Skipped$" <<<"$out" | grep -vE -e "(: Skipped|^--)$" -e "^$refusal")
+  [ "$code" = 0 ] && [ -z "$skipped" ] && ! grep -q "PASSED  \] 0 tests" <<<"$out" && return
   echo "FAILED ($code): $1"
   failed=1
 }
@@ -78,6 +83,30 @@ replay() {
     step "replay $plan"
     check 120 "$bin/model_probe" replay models/demo cuda "$plan" "$work/ids" 10000
   done
+}
+# The persistent kernel waits for itself on the device: 100,000 steps must not hang, and a program that is killed between
+# two of its barriers must leave the device to the next one.
+watchdog() {
+  ids
+  step "watchdog: 100,000 persistent steps"
+  check 120 "$bin/model_probe" replay models/demo cuda persistent "$work/ids" 100000
+  step "watchdog: killed in the middle"
+  : >"$work/killed.txt"
+  "$bin/model_probe" replay models/demo cuda persistent "$work/ids" 100000000 >"$work/killed.txt" 2>&1 &
+  local victim=$!
+  for _ in $(seq 600); do  # until it has printed its progress, and so is decoding
+    grep -q " steps, " "$work/killed.txt" && break
+    sleep 0.1
+  done
+  grep " steps, " "$work/killed.txt" | tail -n 1
+  if ! grep -q " steps, " "$work/killed.txt" || ! kill -KILL "$victim"; then
+    echo "FAILED: the program to be killed was not decoding"
+    cat "$work/killed.txt"
+    kill -KILL "$victim" 2>/dev/null
+    failed=1
+  fi
+  wait "$victim" 2>/dev/null
+  check 60 "$bin/model_probe" replay models/demo cuda persistent "$work/ids" 200
 }
 speed() {
   for shape in $shapes; do
@@ -121,6 +150,7 @@ sanitizer() {
     done >"$work/runs"
     check 300 xargs -a "$work/runs" -P 4 -L 1 bash -c 'out=$(compute-sanitizer --tool '"$tool"' --error-exitcode 1 \
       '"$bin"'/model_probe greedy "$0" cuda "$1" '"$work"'/small-ids 4 2>&1) && echo "  $0 $1: clean" ||
+      { why=$(grep -m 1 -e "'"$refusal"'" <<<"$out") && echo "  $0 $1: SKIP: $why"; } ||
       { echo "  $0 $1: FAILED"; echo "$out" | head -n 40; exit 1; }'
   done
 }

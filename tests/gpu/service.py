@@ -1,7 +1,7 @@
 """The real server and client on a GPU: the demo model's greedy answers, one by one and all at once.
 
 Usage: service.py BIN_DIR MODEL_DIR GREEDY_JSON PLAN     BIN_DIR holds qwend and qwend-client
-Every prompt whose smallest margin exceeds 0.05 must give the reference's token ids, alone; and all prompts sent at once
+The server must take the plan. Every prompt whose smallest margin exceeds 0.05 must give the reference's token ids, alone; and all prompts sent at once
 must give the same ids as alone. Then the kernel profile and the metrics must name the kernels, and SIGTERM end the server
 with exit code 0. Exit code 1 when any of it fails.
 """
@@ -38,6 +38,8 @@ def main():
             time.sleep(0.1)
         if serving is None:
             sys.exit("the server did not start:\n" + open(log.name).read())
+        if serving["decode_plan"] != plan:
+            sys.exit(f"the server took the plan {serving['decode_plan']}, not {plan}")
         address = f"--server=127.0.0.1:{serving['port']}"
 
         def answer(case):
