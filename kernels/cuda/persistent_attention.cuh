@@ -20,7 +20,7 @@ struct AttentionMixer {
 
   static constexpr int kRows = D / kRanks;    // of a head, this rank's
   static constexpr int kPer = D / kWarp;      // elements of a head, a lane's
-  static constexpr int kAtOnce = D == 256 ? 2 : 4;  // positions of a warp
+  static constexpr int kAtOnce = 4;           // positions of a warp
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
@@ -45,7 +45,7 @@ struct AttentionMixer {
     const int head = row / query_rows;
     float* to = nullptr;
     int only = -1;  // the rank it is for; -1: all
-    Vector bias;
+    const float* bias = nullptr;
     int at = 0;
     if (head < share.heads) {
       const int i = row % query_rows;
@@ -64,7 +64,7 @@ struct AttentionMixer {
       bias = i < kRows ? layer.k_bias : layer.v_bias;
       at = kv_head * D + block.rank * kRows + i % kRows;
     }
-    if (bias) {
+    if (bias != nullptr) {
       x += bias[at];
       y += bias[at + 1];
     }
@@ -177,8 +177,7 @@ struct AttentionMixer {
     const Part part = PartOf(b);
     constexpr int kStride = kAtOnce * kStepWarps;
     for (int first = part.begin + block.warp; first < part.end; first += kStride) {
-      Cached next;
-      if (first + kStride < part.end) next = Load(b, first + kStride);
+      if (first != part.begin + block.warp) c = Load(b, first);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (first + i * kStepWarps == shared.position[b]) TakeNewest(b, w, c.k[i], c.v[i]);
@@ -196,7 +195,7 @@ struct AttentionMixer {
           scores[i] = first + i * kStepWarps < part.end ? dot : -INFINITY;
           most = fmaxf(most, scores[i]);
         }
-        const float old = expf(sums[h].largest - most);
+        const float old = __expf(sums[h].largest - most);
         sums[h].largest = most;
         sums[h].sum *= old;
 #pragma unroll
@@ -204,21 +203,21 @@ struct AttentionMixer {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           if (scores[i] == -INFINITY) continue;
-          const float p = expf(scores[i] - most);
+          const float p = __expf(scores[i] - most);
           sums[h].sum += p;
 #pragma unroll
           for (int j = 0; j < kPer; ++j)
             sums[h].values[j] = fmaf(p, c.v[i][j], sums[h].values[j]);
         }
       }
-      c = next;
     }
   }
 
   // Merges the warps' sums of one head and sends each rank its dimensions of the result.
   __device__ __forceinline__ void Spread(int b, int head, const Softmax<kPer>& sums) {
     constexpr int kStride = D + 4;
-    float* parts = shared.parts[block.turn++ & 1];
+    float* parts = shared.parts;
+    block.Sync();  // both halves have been read
     float* mine = parts + block.warp * kStride;
     if (block.lane == 0) {
       mine[0] = sums.largest;
@@ -236,7 +235,7 @@ struct AttentionMixer {
 #pragma unroll
     for (int w = 0; w < kStepWarps; ++w) {
       const float largest = parts[w * kStride];
-      const float factor = largest == -INFINITY ? 0.0f : expf(largest - most);
+      const float factor = largest == -INFINITY ? 0.0f : __expf(largest - most);
       sum = fmaf(factor, parts[w * kStride + 1], sum);
       value = fmaf(factor, parts[w * kStride + 4 + at], value);
     }
@@ -250,28 +249,38 @@ struct AttentionMixer {
 
   // This rank's dimensions of every head, gated, to every rank.
   __device__ __forceinline__ void Merge() {
-    const int pairs = B * share.heads * kRows / 2;
-    for (int pair = block.half_warp; pair < pairs; pair += kStepThreads / kRanks) {
-      const int b = pair % B, i = pair / B * 2 % kRows, head = pair / B * 2 / kRows;
+    const int pairs = share.heads * kRows / 2;  // of each row of x; two half warps have neighbours
+    const bool upper = block.half_warp % 2 == 1;
+    for (int pair = block.half_warp; pair < pairs * B; pair += kStepThreads / kRanks) {
+      const int b = B == 1 ? 0 : pair / pairs, at = (pair - b * pairs) * 2;
+      const int head = at / kRows, i = at % kRows;
       const float2 part = shared.softmax[b][head][block.half_lane];
       const float most = HalfMax(part.x, block.half_mask);
-      const float factor = part.x == -INFINITY ? 0.0f : expf(part.x - most);
+      const float factor = part.x == -INFINITY ? 0.0f : __expf(part.x - most);
       const float sum = HalfSum(factor * part.y, block.half_mask);
       float x = HalfSum(factor * shared.attended[b][head][i][block.half_lane], block.half_mask) / sum;
       float y =
           HalfSum(factor * shared.attended[b][head][i + 1][block.half_lane], block.half_mask) / sum;
       if (shape.gated) {
-        x *= Sigmoid(shared.own[b][head * kRows + i]);
-        y *= Sigmoid(shared.own[b][head * kRows + i + 1]);
+        x *= QuickSigmoid(shared.own[b][head * kRows + i]);
+        y *= QuickSigmoid(shared.own[b][head * kRows + i + 1]);
       }
-      const SplitPair split = SplitTwo(x, y);
-      const int k = head * D + block.rank * kRows + i;
-      Send(block.Peer(&shared.slice[2 * b][k]), block.Peer(&shared.slice_ready), split.high);
-      Send(block.Peer(&shared.slice[2 * b + 1][k]), block.Peer(&shared.slice_ready), split.low);
+      const uint2 words = JoinPairs(SplitTwo(x, y), upper);
+      const int k = head * D + block.rank * kRows + i - (upper ? 2 : 0);
+      Send(block.Peer(&shared.slice[2 * b + (upper ? 1 : 0)][k]), block.Peer(&shared.slice_ready),
+           words.x, words.y);
     }
   }
 
+  // What this warp attends to first; asked for long before the queries are there.
+  Cached first_cached;
+  HeadWeights weights;
+
   __device__ __forceinline__ void Project() {
+    if (share.heads > 0) {
+      first_cached = Load(0, PartOf(0).begin + block.warp);
+      weights = LoadHeadWeights();
+    }
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4>(
@@ -287,14 +296,11 @@ struct AttentionMixer {
     int bytes = B * share.heads * (D * 4 + (shape.gated ? kRows * 4 : 0));
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += PartOf(b).owner == block.rank ? 2 * D * 4 : 0;
-    Cached cached = Load(0, PartOf(0).begin + block.warp);
-    const HeadWeights weights = LoadHeadWeights();
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
-      if (b > 0) cached = Load(b, PartOf(b).begin + block.warp);
       Softmax<kPer> sums[kMaxPassHeads];
-      Attend(b, cached, weights, sums);
+      Attend(b, b == 0 ? first_cached : Load(b, PartOf(b).begin + block.warp), weights, sums);
 #pragma unroll
       for (int h = 0; h < kMaxPassHeads; ++h) {
         if (h < share.heads) Spread(b, h, sums[h]);

@@ -10,7 +10,6 @@
 namespace qwend::cuda {
 
 constexpr int kTile = 16;                       // rows of a weight that a warp multiplies at once
-constexpr int kSlotStride = kSlotBytes + kExtraBytes;
 constexpr int kMixerFloats = 1024;              // a row's queries, keys and values
 constexpr int kCachedPages = 64;                // of a rank's share of a sequence
 constexpr int kMaxRotaryHalf = 64;
@@ -28,8 +27,9 @@ template <int B>
 struct StepShared {
   static constexpr int kPartStride = kTilesAtOnce<B> * kTile * B + 1;
   static constexpr int kAttentionStride = 256 + 4;
+  static constexpr int kHalfParts = kStepWarps * kPartStride;
   static constexpr int kPartFloats =
-      kStepWarps * (kPartStride > kAttentionStride ? kPartStride : kAttentionStride);
+      2 * kHalfParts > kStepWarps * kAttentionStride ? 2 * kHalfParts : kStepWarps * kAttentionStride;
 
   // Activations as columns of a product: the high and the low bf16 half of each row.
   alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
@@ -44,7 +44,9 @@ struct StepShared {
   float cos[B][kMaxRotaryHalf], sin[B][kMaxRotaryHalf];
   int pages[B][kCachedPages];
   int position[B], slot[B];
-  float parts[2][kPartFloats];
+  float parts[kPartFloats];                   // of products, in two halves by turns; of attention
+  alignas(16) bf16 outgoing[2 * B][kMaxStepHidden / kRanks];  // this rank's part of the stream
+  alignas(16) float own_squares[B][kStepWarps];
   unsigned long long keys[B][kStepWarps];
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
   uint64_t stream_ready, slice_ready, mixer_ready, merge_ready;
@@ -58,6 +60,16 @@ __device__ __forceinline__ SplitPair SplitTwo(float a, float b) {
   const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
   const __nv_bfloat162 l = __floats2bfloat162_rn(a - __low2float(h), b - __high2float(h));
   return {*reinterpret_cast<const uint32_t*>(&h), *reinterpret_cast<const uint32_t*>(&l)};
+}
+
+// The logistic function and SiLU by the hardware's exponential and quotient, some 1e-6 exact.
+__device__ __forceinline__ float QuickSigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float QuickSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+// Two half warps have a pair each: the lower gets both high words, the upper both low ones.
+__device__ __forceinline__ uint2 JoinPairs(const SplitPair& mine, bool upper) {
+  const uint32_t other = __shfl_xor_sync(kFullMask, upper ? mine.high : mine.low, kRanks);
+  return upper ? make_uint2(other, mine.low) : make_uint2(mine.high, other);
 }
 
 // Over the 16 lanes of a half warp; every lane gets the sum.
@@ -126,22 +138,32 @@ struct StepBlock {
     }
   }
 
-  // The stream's rows, scaled by the norm's weight, to every rank; with them the sum of their
-  // squares, a warp's at a time.
+  // The stream's rows, scaled by the norm's weight, to every rank, sixteen bytes at a time; with them
+  // the sum of their squares, warp by warp.
   __device__ __forceinline__ void SendStream(float weight) {
+    const int row = threadIdx.x / 8;
 #pragma unroll
     for (int b = 0; b < B; ++b) {
       const float square = WarpSum(lane % 8 == 0 ? hidden[b] * hidden[b] : 0.0f);
-      if (lane < kRanks)
-        Send(Peer(&shared.squares[b][rank * kStepWarps + warp]), Peer(&shared.stream_ready),
-             __float_as_uint(square));
-      const float v = hidden[b] * weight, other = __shfl_xor_sync(kFullMask, v, 8);
-      if (warp * 4 >= stream_rows) continue;
-      const SplitPair pair = (lane & 8) == 0 ? SplitTwo(v, other) : SplitTwo(other, v);
-      const int k = rank * stream_rows + warp * 4 + lane / 16 * 2;
-      Send(Peer(&shared.stream[2 * b][k]), Peer(&shared.stream_ready), pair.high);
-      Send(Peer(&shared.stream[2 * b + 1][k]), Peer(&shared.stream_ready), pair.low);
+      if (lane == 0) shared.own_squares[b][warp] = square;
+      if (lane % 8 != 0 || row >= stream_rows) continue;
+      const float v = hidden[b] * weight;
+      const bf16 high = __float2bfloat16_rn(v);
+      shared.outgoing[2 * b][row] = high;
+      shared.outgoing[2 * b + 1][row] = __float2bfloat16_rn(v - __bfloat162float(high));
     }
+    Sync();
+    const uint32_t ready = Peer(&shared.stream_ready);
+    const int vectors = stream_rows / 8;
+    for (int i = half_warp; i < 2 * B * vectors; i += kStepThreads / kRanks) {
+      const int column = i / vectors, at = i % vectors * 8;
+      Send(Peer(&shared.stream[column][rank * stream_rows + at]), ready,
+           *reinterpret_cast<const uint4*>(&shared.outgoing[column][at]));
+    }
+    if (half_warp >= 4 * B) return;
+    const int b = half_warp / 4, at = half_warp % 4 * 4;
+    Send(Peer(&shared.squares[b][rank * kStepWarps + at]), ready,
+         *reinterpret_cast<const uint4*>(&shared.own_squares[b][at]));
   }
 
   // Where in `norm` this thread's row of the stream is; 0 for threads without one.
@@ -247,6 +269,11 @@ struct StepBlock {
                        (even[2] + odd[2]) + (even[3] + odd[3]));
   }
 
+  // Half of the parts, in turn: whoever still reads is behind the barrier before last.
+  __device__ __forceinline__ float* NextParts() {
+    return shared.parts + (turn++ & 1) * StepShared<B>::kHalfParts;
+  }
+
   // Leaves a tile's two sums of this lane among the parts.
   __device__ __forceinline__ void PutParts(float* parts, int part, int row, float2 sums) const {
     const int t = lane % 4;
@@ -273,20 +300,20 @@ struct StepBlock {
     uint32_t x[4][2];
     const bool works = warp < k_blocks;
     if (works) LoadColumns(x, shared.stream[0], kMaxStepHidden + 8, warp * kBoxK);
-    NormFactors();
     constexpr int kBoxRows = kTile / Boxes;
     const int row = lane % kTile;
-    const int at = row / kBoxRows * (k_blocks * kBoxRows * 128) + warp * kBoxRows * 128 +
-                   row % kBoxRows * 128;
+    const int at = row / kBoxRows * (k_blocks * kBoxRows * 128 + kBoxGap) +
+                   warp * kBoxRows * 128 + row % kBoxRows * 128;
     for (int first = 0; first < rows; first += kTilesAtOnce<B> * kTile) {
-      float* parts = shared.parts[turn++ & 1];
+      float* parts = NextParts();
       const int count = min(rows - first, kTilesAtOnce<B> * kTile);
       for (int tile = 0; tile * kTile < count; ++tile) {
         const char* weights = AwaitSlot();
         if (works) PutParts(parts, warp, tile * kTile, MultiplyTile(weights + at, x));
-        if (first == 0 && tile == 0) before(weights + kSlotBytes, x);
+        if (first == 0 && tile == 0) before(weights + kGatesAt, x);
         ReleaseSlot();
       }
+      if (first == 0) NormFactors();
       Sync();
       finish(parts, first, count);
     }
@@ -319,7 +346,7 @@ struct StepBlock {
       }
       ReleaseSlot();
     }
-    float* parts = shared.parts[turn++ & 1];
+    float* parts = NextParts();
     PutParts(parts, part, tile * kTile, sums);
     Sync();
     for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads) {

@@ -9,11 +9,6 @@ namespace qwend::cuda {
 
 constexpr int kConvWidth = 4;
 
-// Two channels of the convolution, as they stand before the step.
-struct ConvPair {
-  float tail[2][kConvWidth - 1] = {}, weights[2][kConvWidth] = {};
-};
-
 template <int B, int DK, int DV>
 struct LinearMixer {
   StepBlock<B>& block;
@@ -29,94 +24,72 @@ struct LinearMixer {
   const int rows = share.heads * head_rows;
   const int channels = 2 * shape.key_heads * DK + shape.key_heads * shape.heads_per_key * DV;
 
-  // What a row of this rank's projection is, and of which channel.
   enum class Role { kQuery, kKey, kValue, kGate };
-  struct Place {
-    Role role;
-    int head;     // of the cluster's key heads
-    int index;    // within the role's rows of that head
-    int channel;  // of the convolution
+
+  // Two neighbouring rows of this rank's projection for one row of x: what they are, and, for the
+  // convolution's channels, its state before the step.
+  struct Pair {
+    Role role = Role::kGate;
+    float* to = nullptr;    // in shared memory
+    float* tail = nullptr;  // in memory: the oldest of three samples, the others `channels` behind
+    float2 samples[kConvWidth - 1] = {};
+    float4 weights[2] = {};
   };
-  __device__ __forceinline__ Place Locate(int row) const {
-    Place p;
-    p.head = row / head_rows;
-    int i = row - p.head * head_rows;
-    const int head = share.first_head + p.head;
+  __device__ __forceinline__ Pair LoadPair(int pair) const {
+    Pair p;
+    const int b = B == 1 ? 0 : pair / (rows / 2), row = (pair - b * (rows / 2)) * 2;
+    if (b >= B || row >= rows) return p;
+    const int local_head = row / head_rows, head = share.first_head + local_head;
+    int i = row - local_head * head_rows, channel = 0;
     if (i < 2 * kQueryRows) {
       p.role = i < kQueryRows ? Role::kQuery : Role::kKey;
-      p.index = i % kQueryRows;
-      p.channel = ((i < kQueryRows ? 0 : shape.key_heads) + head) * DK + block.rank * kQueryRows +
-                  p.index;
-      return p;
+      const int at = block.rank * kQueryRows + i % kQueryRows;
+      channel = ((p.role == Role::kQuery ? 0 : shape.key_heads) + head) * DK + at;
+      p.to = &shared.mixer[b][(2 * local_head + (p.role == Role::kQuery ? 0 : 1)) * DK + at];
+    } else {
+      i -= 2 * kQueryRows;
+      p.role = i < value_rows ? Role::kValue : Role::kGate;
+      i -= p.role == Role::kValue ? 0 : value_rows;
+      channel = 2 * shape.key_heads * DK +
+                (head * shape.heads_per_key + i / kValueRows) * DV + block.rank * kValueRows +
+                i % kValueRows;
+      p.to = &shared.own[b][(p.role == Role::kValue ? 0 : value_heads * kValueRows) +
+                            local_head * value_rows + i];
     }
-    i -= 2 * kQueryRows;
-    p.role = i < value_rows ? Role::kValue : Role::kGate;
-    p.index = i % value_rows;
-    const int value_head = head * shape.heads_per_key + p.index / kValueRows;
-    p.channel = 2 * shape.key_heads * DK + value_head * DV + block.rank * kValueRows +
-                p.index % kValueRows;
+    if (p.role == Role::kGate) return p;
+    p.tail = layer.conv_state +
+             static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel;
+#pragma unroll
+    for (int j = 0; j < kConvWidth - 1; ++j)
+      p.samples[j] = *reinterpret_cast<const float2*>(p.tail + static_cast<int64_t>(j) * channels);
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      p.weights[j] = reinterpret_cast<const float4*>(layer.conv_weight)[channel + j];
     return p;
   }
 
-  __device__ __forceinline__ int64_t TailAt(int b, int channel) const {
-    return static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel;
-  }
-  __device__ __forceinline__ ConvPair LoadConv(int pair) const {
-    ConvPair c;
-    const int b = pair % B, row = pair / B * 2;
-    if (row >= rows) return c;
-    const Place p = Locate(row);
-    if (p.role == Role::kGate) return c;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float* tail = layer.conv_state + TailAt(b, p.channel + i);
-#pragma unroll
-      for (int j = 0; j < kConvWidth - 1; ++j) c.tail[i][j] = tail[static_cast<int64_t>(j) * channels];
-#pragma unroll
-      for (int j = 0; j < kConvWidth; ++j)
-        c.weights[i][j] = layer.conv_weight[static_cast<int64_t>(p.channel + i) * kConvWidth + j];
+  // The convolution of both channels with their newest samples; the state moves on by one.
+  __device__ __forceinline__ float2 Convolve(const Pair& p, float2 newest) const {
+    const float2 *s = p.samples;
+    const float4 *w = p.weights;
+    if (block.half_lane < kConvWidth - 1) {
+      const float2 v = block.half_lane == 0 ? s[1] : block.half_lane == 1 ? s[2] : newest;
+      *reinterpret_cast<float2*>(p.tail + static_cast<int64_t>(block.half_lane) * channels) = v;
     }
-    return c;
-  }
-  // The convolution's output for the newest samples; the tail in memory moves on by one.
-  __device__ __forceinline__ float Convolve(const ConvPair& c, int i, int b, int channel,
-                                            float newest) const {
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kConvWidth - 1; ++j) sum = fmaf(c.weights[i][j], c.tail[i][j], sum);
-    sum = fmaf(c.weights[i][kConvWidth - 1], newest, sum);
-    if (block.half_lane == 0) {
-      float* tail = layer.conv_state + TailAt(b, channel + i);
-#pragma unroll
-      for (int j = 0; j + 1 < kConvWidth - 1; ++j)
-        tail[static_cast<int64_t>(j) * channels] = c.tail[i][j + 1];
-      tail[static_cast<int64_t>(kConvWidth - 2) * channels] = newest;
-    }
-    return Silu(sum);
+    const float x = fmaf(w[0].w, newest.x, fmaf(w[0].z, s[2].x, fmaf(w[0].y, s[1].x, w[0].x * s[0].x)));
+    const float y = fmaf(w[1].w, newest.y, fmaf(w[1].z, s[2].y, fmaf(w[1].y, s[1].y, w[1].x * s[0].y)));
+    return make_float2(QuickSilu(x), QuickSilu(y));
   }
 
-  // One pair of the projection's rows: queries and keys to every rank, values and gates kept.
-  __device__ __forceinline__ void Finish(const float* parts, int first, int pair, const ConvPair& c) {
-    const int b = pair % B, local = pair / B * 2;
-    const Place p = Locate(first + local);
+  // One pair of sums: queries and keys to every rank, values and gates kept.
+  __device__ __forceinline__ void Finish(const float* parts, int local, int b, const Pair& p) {
     const float factor = block.Inverse(b);
-    float x = block.SumParts(parts, local, b) * factor;
-    float y = block.SumParts(parts, local + 1, b) * factor;
-    if (p.role != Role::kGate) {
-      x = Convolve(c, 0, b, p.channel, x);
-      y = Convolve(c, 1, b, p.channel, y);
-    }
-    if (p.role == Role::kQuery || p.role == Role::kKey) {
-      const int at = p.head * 2 * DK + (p.role == Role::kKey ? DK : 0) +
-                     block.rank * kQueryRows + p.index;
-      Send(block.Peer(&shared.mixer[b][at]), block.Peer(&shared.mixer_ready), __float_as_uint(x),
-           __float_as_uint(y));
-    } else if (block.half_lane == block.rank) {
-      const int at = (p.role == Role::kGate ? value_heads * kValueRows : 0) +
-                     p.head * value_rows + p.index;
-      Send(block.Peer(&shared.own[b][at]), block.Peer(&shared.mixer_ready), __float_as_uint(x),
-           __float_as_uint(y));
-    }
+    float2 v = make_float2(block.SumParts(parts, local, b) * factor,
+                           block.SumParts(parts, local + 1, b) * factor);
+    if (p.role != Role::kGate) v = Convolve(p, v);
+    if (p.role == Role::kQuery || p.role == Role::kKey || block.half_lane == block.rank)
+      Send(block.Peer(p.to), block.Peer(&shared.mixer_ready), __float_as_uint(v.x),
+           __float_as_uint(v.y));
   }
 
   // This rank's 64 columns of the gates' rows, b above a, to every rank.
@@ -201,8 +174,8 @@ struct LinearMixer {
     qq = WarpSum(qq);
     kk = WarpSum(kk);
     kq = WarpSum(kq);
-    beta = Sigmoid(WarpSum(beta) * block.Inverse(b));
-    decay = expf(-expf(state.a_log) * Softplus(WarpSum(decay) * block.Inverse(b) + state.dt_bias));
+    beta = QuickSigmoid(WarpSum(beta) * block.Inverse(b));
+    decay = __expf(-expf(state.a_log) * Softplus(WarpSum(decay) * block.Inverse(b) + state.dt_bias));
     const float q_scale = rsqrtf(qq + shape.l2_eps) * shape.delta_scale;
     const float k_scale = rsqrtf(kk + shape.l2_eps);
 
@@ -229,7 +202,7 @@ struct LinearMixer {
       out[i] = fmaf(e[i], cross, os[i] * q_scale);
       square = fmaf(out[i], out[i], square);
       e[i] *= k_scale;
-      out[i] *= state.norm[i] * Silu(z[i]);
+      out[i] *= state.norm[i] * QuickSilu(z[i]);
     }
 #pragma unroll
     for (int offset = 1; offset < kVectors; offset *= 2)
@@ -256,23 +229,29 @@ struct LinearMixer {
     }
   }
 
+  State state;  // of this warp's first item; asked for long before it is needed
+
   __device__ __forceinline__ void Project() {
-    // The first two of every half warp are asked for before the stream arrives.
     constexpr int kPairs = kStepThreads / kRanks;
-    const ConvPair first_pair = LoadConv(block.half_warp), second_pair = LoadConv(block.half_warp + kPairs);
+    Pair early[2];
+    if (share.heads > 0) {
+      early[0] = LoadPair(block.half_warp);
+      early[1] = LoadPair(block.half_warp + kPairs);
+      state = LoadState(block.warp);
+    }
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4>(
-        rows, [&](const char* extra, const uint32_t(&x)[4][2]) { SendGates(extra, x); },
+        rows, [&](const char* gates, const uint32_t(&x)[4][2]) { SendGates(gates, x); },
         [&](const float* parts, int first, int count) {
-          for (int local = block.half_warp; local < count / 2 * B; local += kPairs) {
-            const int pair = first / 2 * B + local;
-            if (pair < kPairs) {
-              Finish(parts, first, local, first_pair);
-            } else if (pair < 2 * kPairs) {
-              Finish(parts, first, local, second_pair);
+          for (int i = block.half_warp; i < count / 2 * B; i += kPairs) {
+            const int b = B == 1 ? 0 : i / (count / 2), local = (i - b * (count / 2)) * 2;
+            if (B == 1 && first == 0 && i < kPairs) {
+              Finish(parts, local, b, early[0]);
+            } else if (B == 1 && first == 0 && i < 2 * kPairs) {
+              Finish(parts, local, b, early[1]);
             } else {
-              Finish(parts, first, local, LoadConv(pair));
+              Finish(parts, local, b, LoadPair(b * (rows / 2) + (first + local) / 2));
             }
           }
         });
@@ -280,7 +259,6 @@ struct LinearMixer {
 
   __device__ __forceinline__ void Mix() {
     if (share.heads == 0) return;
-    State state = LoadState(block.warp);
     block.Await(&shared.mixer_ready, block.mixer_parity,
                 B * (share.heads * 2 * DK * 4 + 2 * value_heads * kValueRows * 4 +
                      block.k_blocks * 2 * kMaxValueHeads * 4));

@@ -52,6 +52,8 @@ const float* FloatVector(const TensorView& v, const char* what) {
   return v.As<const float>();
 }
 
+const float* Bias(const ops::Gemv& g) { return g.bias ? FloatVector(g.bias, "a bias") : nullptr; }
+
 void NeedWeight(const ops::Gemv& g, const char* what) {
   Need(g.weight.dtype == DType::kBF16 && g.weight.layout == Layout::kRowMajor &&
            g.weight.contiguous() && reinterpret_cast<uintptr_t>(g.weight.data) % 16 == 0,
@@ -176,20 +178,20 @@ class Scheduler {
     h.value_dim = static_cast<int>(op.rule.v.dim(2));
     h.key_heads = static_cast<int>(op.rule.k.dim(1));
     h.heads_per_key = static_cast<int>(op.rule.v.dim(1)) / h.key_heads;
-    h.conv_width = static_cast<int>(op.conv.weight.cols());
     h.delta_scale = op.rule.scale;
     h.l2_eps = op.rule.l2_eps;
     h.gated_eps = op.norm.eps;
     Need(h.key_dim == h.value_dim && (h.key_dim == 64 || h.key_dim == 128),
          "linear heads of ", h.key_dim, " and ", h.value_dim, "; 64 and 128 are built");
-    Need(h.conv_width == 4, "a convolution over ", h.conv_width, " samples; 4 are built");
+    Need(op.conv.weight.cols() == 4, "a convolution over ", op.conv.weight.cols(),
+         " samples; 4 are built");
     Need(op.conv.state.dtype == DType::kF32 && op.conv.state.contiguous() &&
              op.rule.state.contiguous(),
          "convolution and recurrent state must be f32 and contiguous");
     TakeSequences(op.conv.sequences);
-    layer.conv_weight = MakeVector(op.conv.weight);
-    layer.dt_bias = MakeVector(op.gates.dt_bias);
-    layer.gated_norm = MakeVector(op.norm.weight);
+    layer.conv_weight = FloatVector(op.conv.weight, "a layer's vector");
+    layer.dt_bias = FloatVector(op.gates.dt_bias, "a layer's vector");
+    layer.gated_norm = FloatVector(op.norm.weight, "a layer's vector");
     layer.a_log = FloatVector(op.gates.a_log, "A_log");
     layer.conv_state = op.conv.state.As<float>();
     layer.state = op.rule.state.As<float>();
@@ -216,13 +218,13 @@ class Scheduler {
     if (h.head_norms) {
       h.head_norm_offset = op.norm.weight_offset;
       h.head_norm_eps = op.norm.eps;
-      layer.q_norm = MakeVector(op.norm.q_weight);
-      layer.k_norm = MakeVector(op.norm.k_weight);
+      layer.q_norm = FloatVector(op.norm.q_weight, "a layer's vector");
+      layer.k_norm = FloatVector(op.norm.k_weight, "a layer's vector");
     }
     Need(!h.gated || !ops.in->projections[0].bias, "gated queries with a bias");
-    layer.q_bias = MakeVector(ops.in->projections[0].bias);
-    layer.k_bias = MakeVector(ops.in->projections[1].bias);
-    layer.v_bias = MakeVector(ops.in->projections[2].bias);
+    layer.q_bias = Bias(ops.in->projections[0]);
+    layer.k_bias = Bias(ops.in->projections[1]);
+    layer.v_bias = Bias(ops.in->projections[2]);
     layer.k_pages = op.update.k_pages.As<bf16>();
     layer.v_pages = op.update.v_pages.As<bf16>();
     s_.arguments.rope_cos = op.rope.cos.As<const float>();
@@ -332,7 +334,7 @@ class Scheduler {
     for (size_t i = 0; i < quads.size(); ++i) {
       if (i % 4 == 0) NextSlot();
       Copy(*quads[i].weight, quads[i].row, 0, kQuad, KBlocks(),
-           static_cast<int>(i % 4) * quad_bytes);
+           static_cast<int>(i % 4) * (quad_bytes + kBoxGap));
       if (i == 0) first_slot();
     }
   }
@@ -372,8 +374,8 @@ class Scheduler {
       if (rank >= KBlocks()) return;
       const WeightRow b = RowOf(in, op.gates.b, 0, first_value);
       const WeightRow a = RowOf(in, op.gates.a, 0, first_value);
-      Copy(*b.weight, b.row, rank, kMaxValueHeads, 1, kSlotBytes);
-      Copy(*a.weight, a.row, rank, kMaxValueHeads, 1, kSlotBytes + kExtraBytes / 2);
+      Copy(*b.weight, b.row, rank, kMaxValueHeads, 1, kGatesAt);
+      Copy(*a.weight, a.row, rank, kMaxValueHeads, 1, kGatesAt + kMaxValueHeads * kBoxK * 2);
     });
     CopySlice(ops.out->gemv.weight, rank, first_value * h.value_dim / kBoxK,
               share.heads * h.heads_per_key * h.value_dim / kBoxK);

@@ -13,6 +13,10 @@
 namespace qwend::cuda {
 namespace {
 
+// Slots on their way at once: enough to keep the memory busy. More would only lengthen the queues in
+// which the mixers wait for their states and caches.
+constexpr int kSlotsInFlight = 2;
+
 // The copying warp: requests in their order, each slot's first when the slot has been given back.
 template <int B>
 __device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B>& shared, char* ring) {
@@ -28,21 +32,26 @@ __device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B
     }
     return c;
   };
-  int slot = -1;
-  uint32_t parity = 1;  // an untouched barrier passes for the phase before its first
+  int slot = -1, copied = -kSlotsInFlight - 1;
+  uint32_t parity = 1, copied_parity = 1;  // an untouched barrier passes for the phase before its first
   for (int4 next = load(at + lane); at < end; at += kWarp) {
     const int4 mine = next;
     next = load(at + kWarp + lane);
     for (int i = 0; i < min(kWarp, end - at); ++i) {
       const int row = __shfl_sync(kFullMask, mine.x, i), place = __shfl_sync(kFullMask, mine.y, i);
       const int offset = __shfl_sync(kFullMask, mine.z, i), bytes = __shfl_sync(kFullMask, mine.w, i);
-      if (bytes > 0 && ++slot == kRingSlots<B>) slot = 0;
-      if (bytes > 0 && lane == 0) {
-        Patience patience;
-        while (!TryBarrier(shared.empty + slot, parity)) patience.Try();
-        ArriveExpecting(shared.full + slot, bytes);
+      if (bytes > 0) {
+        if (++slot == kRingSlots<B>) slot = 0;
+        if (slot == 0) parity ^= 1;
+        if (++copied == kRingSlots<B>) copied = 0;
+        if (copied == 0) copied_parity ^= 1;
+        if (lane == 0) {
+          Patience patience;
+          while (!TryBarrier(shared.empty + slot, parity ^ 1)) patience.Try();
+          while (copied >= 0 && !TryBarrier(shared.full + copied, copied_parity)) patience.Try();
+          ArriveExpecting(shared.full + slot, bytes);
+        }
       }
-      if (bytes > 0 && slot == kRingSlots<B> - 1) parity ^= 1;
       if (lane == 0) {
         CopyBox(SharedAddress(ring + slot * kSlotStride + offset), a.maps + (place >> 16), row,
                 place & 0xffff, shared.full + slot, policy);
@@ -87,18 +96,19 @@ struct Mlp {
     block.template MultiplyStream<4>(
         2 * columns, [](const char*, const uint32_t(&)[4][2]) {},
         [&](const float* parts, int first, int count) {
-          for (int pair = block.half_warp; pair < count / 4 * B; pair += kStepThreads / kRanks) {
-            const int b = pair % B, i = pair / B * 2, row = i / 4 * 8 + i % 4;
+          const int pairs = count / 4;  // of each row of x; two half warps have neighbours
+          const bool upper = block.half_warp % 2 == 1;
+          for (int pair = block.half_warp; pair < pairs * B; pair += kStepThreads / kRanks) {
+            const int b = B == 1 ? 0 : pair / pairs, i = (pair - b * pairs) * 2, row = i / 4 * 8 + i % 4;
             const float factor = block.Inverse(b);
-            const float x = Silu(block.SumParts(parts, row, b) * factor) *
+            const float x = QuickSilu(block.SumParts(parts, row, b) * factor) *
                             (block.SumParts(parts, row + 4, b) * factor);
-            const float y = Silu(block.SumParts(parts, row + 1, b) * factor) *
+            const float y = QuickSilu(block.SumParts(parts, row + 1, b) * factor) *
                             (block.SumParts(parts, row + 5, b) * factor);
-            const SplitPair split = SplitTwo(x, y);
-            const int k = block.rank * columns + first / 2 + i;
-            const uint32_t ready = block.Peer(&shared.slice_ready);
-            Send(block.Peer(&shared.slice[2 * b][k]), ready, split.high);
-            Send(block.Peer(&shared.slice[2 * b + 1][k]), ready, split.low);
+            const uint2 words = JoinPairs(SplitTwo(x, y), upper);
+            const int k = block.rank * columns + first / 2 + i - (upper ? 2 : 0);
+            Send(block.Peer(&shared.slice[2 * b + (upper ? 1 : 0)][k]),
+                 block.Peer(&shared.slice_ready), words.x, words.y);
           }
         });
     block.Await(&shared.slice_ready, block.slice_parity, B * share.units * kBoxK * 4);

@@ -24,7 +24,9 @@ constexpr int kBoxK = 64;            // elements of K in a copied box: 128 bytes
 constexpr int kMaxStepHidden = 1024;
 constexpr int kMaxSliceK = 768;      // of a mixer's or an MLP's output inside one cluster
 constexpr int kSlotBytes = 32 << 10;
-constexpr int kExtraBytes = 2 << 10;  // behind a slot: the gates' weights
+constexpr int kBoxGap = 512;  // behind each box of four rows: neighbours fall into other banks
+constexpr int kGatesAt = 34 << 10;  // in a slot: the gates' weights, behind everything else
+constexpr int kSlotStride = 36 << 10;
 constexpr int kMaxStepLayers = 64;
 constexpr int kMaxPassHeads = 2;     // query heads of a cluster
 constexpr int kMaxValueHeads = 8;    // value heads of a cluster
@@ -48,13 +50,13 @@ struct ClusterShare {
 struct StepLayer {
   bool linear = false;
   const float *mixer_norm = nullptr, *mlp_norm = nullptr;
-  // Linear layers.
-  Vector conv_weight, dt_bias, gated_norm;
-  const float* a_log = nullptr;
+  // Linear layers. The convolution's weights are [channels, 4].
+  const float *conv_weight = nullptr, *dt_bias = nullptr, *gated_norm = nullptr, *a_log = nullptr;
   float* conv_state = nullptr;
   float* state = nullptr;
-  // Attention layers.
-  Vector q_norm, k_norm, q_bias, k_bias, v_bias;
+  // Attention layers; norms and biases where the model has them.
+  const float *q_norm = nullptr, *k_norm = nullptr;
+  const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
   bf16 *k_pages = nullptr, *v_pages = nullptr;
 };
 
@@ -64,7 +66,7 @@ struct StepShape {
   int hidden = 0, vocab = 0, vocab_limit = 0, layers = 0, clusters = 0;
   float norm_offset = 0.0f, norm_eps = 0.0f;
   // Linear layers.
-  int key_dim = 0, value_dim = 0, key_heads = 0, heads_per_key = 0, conv_width = 0;
+  int key_dim = 0, value_dim = 0, key_heads = 0, heads_per_key = 0;
   float delta_scale = 0.0f, l2_eps = 0.0f, gated_eps = 0.0f;
   // Attention layers.
   int head_dim = 0, kv_heads = 0, group = 0, rotary_half = 0;
