@@ -83,23 +83,31 @@ __device__ __forceinline__ uint64_t NanosecondClock() {
   return t;
 }
 
-// Counts a wait that never ends as a fault: the launch fails, and its caller hears of it, where it
-// would spin for ever.
+// What a wait that has lasted long asks now and then: one that never ends is a fault, so that the
+// launch fails and its caller hears of it, where it would spin for ever.
+static __device__ __noinline__ uint64_t GiveUpAfterAWhile(uint64_t since) {
+  constexpr uint64_t kNanoseconds = 20'000'000'000;
+  const uint64_t now = NanosecondClock();
+  if (since == 0) return now;
+  if (now - since > kNanoseconds) __trap();
+  return since;
+}
+
 class Patience {
  public:
   __device__ __forceinline__ void Try() {
-    if (++tries_ % kTriesPerLook != 0) return;
-    const uint64_t now = NanosecondClock();
-    if (since_ == 0) since_ = now;
-    if (now - since_ > kNanoseconds) __trap();
+    if (++tries_ % 4096 == 0) since_ = GiveUpAfterAWhile(since_);
   }
 
  private:
-  static constexpr uint32_t kTriesPerLook = 4096;
-  static constexpr uint64_t kNanoseconds = 20'000'000'000;
   uint32_t tries_ = 0;
   uint64_t since_ = 0;
 };
+
+// Asks for a line of memory that will be read soon.
+__device__ __forceinline__ void PrefetchLine(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 
 // Waits for bytes from the cluster.
 __device__ __forceinline__ void WaitForCluster(uint64_t* barrier, uint32_t parity) {

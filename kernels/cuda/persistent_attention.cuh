@@ -13,7 +13,6 @@ namespace qwend::cuda {
 template <int B, int D>
 struct AttentionMixer {
   StepBlock<B>& block;
-  const StepLayer& layer;
   const ClusterShare& share;
   const StepShape& shape = block.a.shape;
   StepShared<B>& shared = block.shared;
@@ -37,7 +36,7 @@ struct AttentionMixer {
 
   // One pair of the projection's rows: queries to every rank, keys and values to the rank that has
   // the newest position, gates kept.
-  __device__ __forceinline__ void Finish(const float* parts, int first, int pair) {
+  __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int first, int pair) {
     const int b = pair % B, local = pair / B * 2, row = first + local;
     const float factor = block.Inverse(b);
     float x = block.SumParts(parts, local, b) * factor;
@@ -72,12 +71,13 @@ struct AttentionMixer {
       Send(block.Peer(to), block.Peer(&shared.mixer_ready), __float_as_uint(x), __float_as_uint(y));
   }
 
-  __device__ __forceinline__ const bf16* CacheAt(const bf16* pages, int b, int position) const {
+  // Where this lane's elements of a position lie in the pages.
+  __device__ __forceinline__ int64_t CacheAt(int b, int position) const {
     const int index = position / kPageTokens, begin = PartOf(b).begin / kPageTokens;
     const int64_t page = index - begin < kCachedPages
                              ? shared.pages[b][index - begin]
                              : block.a.block_table[b * block.a.block_table_stride + index];
-    return pages + ((page * shape.kv_heads + kv_head) * kPageTokens + position % kPageTokens) * D +
+    return ((page * shape.kv_heads + kv_head) * kPageTokens + position % kPageTokens) * D +
            block.lane * kPer;
   }
 
@@ -85,15 +85,16 @@ struct AttentionMixer {
   struct Cached {
     Packed<kPer> k[kAtOnce], v[kAtOnce];
   };
-  __device__ __forceinline__ Cached Load(int b, int first) const {
+  __device__ __forceinline__ Cached Load(const StepLayer& layer, int b, int first) const {
     Cached c;
     const int end = min(PartOf(b).end, shared.position[b]);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int position = first + i * kStepWarps;
       if (position >= end) continue;
-      c.k[i].Load(CacheAt(layer.k_pages, b, position));
-      c.v[i].Load(CacheAt(layer.v_pages, b, position));
+      const int64_t at = CacheAt(b, position);
+      c.k[i].Load(layer.k_pages + at);
+      c.v[i].Load(layer.v_pages + at);
     }
     return c;
   }
@@ -122,7 +123,7 @@ struct AttentionMixer {
   struct HeadWeights {
     float q[kPer], k[kPer];
   };
-  __device__ __forceinline__ HeadWeights LoadHeadWeights() const {
+  __device__ __forceinline__ HeadWeights LoadHeadWeights(const StepLayer& layer) const {
     HeadWeights w;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
@@ -134,26 +135,24 @@ struct AttentionMixer {
   }
 
   // The newest key and value as the cache keeps them, which the first cluster of the group writes.
-  __device__ __forceinline__ void TakeNewest(int b, const HeadWeights& w, Packed<kPer>& k,
-                                             Packed<kPer>& v) const {
+  __device__ __forceinline__ void TakeNewest(const StepLayer& layer, int b, const HeadWeights& w,
+                                             Packed<kPer>& k, Packed<kPer>& v) const {
     float x[kPer];
-    const int at = block.lane * kPer;
+    const float* newest = shared.mixer[b] + kv_at + block.lane * kPer;
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) x[i] = shared.mixer[b][kv_at + at + i];
+    for (int i = 0; i < kPer; ++i) x[i] = newest[i];
     Prepare(x, w.k, b);
 #pragma unroll
     for (int i = 0; i < kPer; i += 2) {
       const __nv_bfloat162 key = __floats2bfloat162_rn(x[i], x[i + 1]);
-      const __nv_bfloat162 value = __floats2bfloat162_rn(shared.mixer[b][kv_at + D + at + i],
-                                                         shared.mixer[b][kv_at + D + at + i + 1]);
+      const __nv_bfloat162 value = __floats2bfloat162_rn(newest[D + i], newest[D + i + 1]);
       k.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&key);
       v.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&value);
     }
     if (share.first_head % shape.group != 0) return;
-    auto* keys = reinterpret_cast<uint32_t*>(
-        const_cast<bf16*>(CacheAt(layer.k_pages, b, shared.position[b])));
-    auto* values = reinterpret_cast<uint32_t*>(
-        const_cast<bf16*>(CacheAt(layer.v_pages, b, shared.position[b])));
+    const int64_t at = CacheAt(b, shared.position[b]);
+    auto* keys = reinterpret_cast<uint32_t*>(layer.k_pages + at);
+    auto* values = reinterpret_cast<uint32_t*>(layer.v_pages + at);
 #pragma unroll
     for (int i = 0; i < kPer / 2; ++i) {
       keys[i] = k.pairs[i];
@@ -162,7 +161,7 @@ struct AttentionMixer {
   }
 
   // This warp's positions of row b, for all heads of the cluster.
-  __device__ __forceinline__ void Attend(int b, Cached c, const HeadWeights& w,
+  __device__ __forceinline__ void Attend(const StepLayer& layer, int b, Cached c, const HeadWeights& w,
                                          Softmax<kPer> (&sums)[kMaxPassHeads]) const {
     float q[kMaxPassHeads][kPer];
 #pragma unroll
@@ -175,12 +174,19 @@ struct AttentionMixer {
       for (int i = 0; i < kPer; ++i) q[h][i] *= shape.attention_scale;
     }
     const Part part = PartOf(b);
+    const int newest = shared.position[b];
     constexpr int kStride = kAtOnce * kStepWarps;
+    Packed<kPer> newest_key, newest_value;
+    if (newest < part.end && newest >= part.begin && (newest - part.begin) % kStepWarps == block.warp)
+      TakeNewest(layer, b, w, newest_key, newest_value);
+#pragma unroll 1
     for (int first = part.begin + block.warp; first < part.end; first += kStride) {
-      if (first != part.begin + block.warp) c = Load(b, first);
+      if (first != part.begin + block.warp) c = Load(layer, b, first);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i * kStepWarps == shared.position[b]) TakeNewest(b, w, c.k[i], c.v[i]);
+        if (first + i * kStepWarps != newest) continue;
+        c.k[i] = newest_key;
+        c.v[i] = newest_value;
       }
 #pragma unroll
       for (int h = 0; h < kMaxPassHeads; ++h) {
@@ -272,35 +278,47 @@ struct AttentionMixer {
     }
   }
 
-  // What this warp attends to first; asked for long before the queries are there.
-  Cached first_cached;
-  HeadWeights weights;
-
-  __device__ __forceinline__ void Project() {
-    if (share.heads > 0) {
-      first_cached = Load(0, PartOf(0).begin + block.warp);
-      weights = LoadHeadWeights();
+  // Asks for what a layer reads of earlier steps.
+  __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
+    if (share.heads == 0) return;
+    constexpr int kLineElements = 64, kLines = D / kLineElements;
+#pragma unroll 1
+    for (int b = 0; b < B; ++b) {
+      const Part part = PartOf(b);
+#pragma unroll 1
+      for (int i = threadIdx.x; i < (part.end - part.begin) * kLines; i += kStepThreads) {
+        const int64_t at =
+            CacheAt(b, part.begin + i / kLines) - block.lane * kPer + i % kLines * kLineElements;
+        PrefetchLine(layer.k_pages + at);
+        PrefetchLine(layer.v_pages + at);
+      }
     }
+  }
+
+  __device__ __forceinline__ void Project(const StepLayer& layer) {
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4>(
         rows, [](const char*, const uint32_t(&)[4][2]) {},
         [&](const float* parts, int first, int count) {
           for (int pair = block.half_warp; pair < count / 2 * B; pair += kStepThreads / kRanks)
-            Finish(parts, first, pair);
+            Finish(layer, parts, first, pair);
         });
   }
 
-  __device__ __forceinline__ void Mix() {
+  __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
     int bytes = B * share.heads * (D * 4 + (shape.gated ? kRows * 4 : 0));
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += PartOf(b).owner == block.rank ? 2 * D * 4 : 0;
+    Cached cached = Load(layer, 0, PartOf(0).begin + block.warp);
+    const HeadWeights weights = LoadHeadWeights(layer);
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
+      if (b > 0) cached = Load(layer, b, PartOf(b).begin + block.warp);
       Softmax<kPer> sums[kMaxPassHeads];
-      Attend(b, b == 0 ? first_cached : Load(b, PartOf(b).begin + block.warp), weights, sums);
+      Attend(layer, b, cached, weights, sums);
 #pragma unroll
       for (int h = 0; h < kMaxPassHeads; ++h) {
         if (h < share.heads) Spread(b, h, sums[h]);

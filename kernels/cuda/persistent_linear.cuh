@@ -12,7 +12,6 @@ constexpr int kConvWidth = 4;
 template <int B, int DK, int DV>
 struct LinearMixer {
   StepBlock<B>& block;
-  const StepLayer& layer;
   const ClusterShare& share;
   const StepShape& shape = block.a.shape;
   StepShared<B>& shared = block.shared;
@@ -26,18 +25,17 @@ struct LinearMixer {
 
   enum class Role { kQuery, kKey, kValue, kGate };
 
-  // Two neighbouring rows of this rank's projection for one row of x: what they are, and, for the
-  // convolution's channels, its state before the step.
-  struct Pair {
+  // What two neighbouring rows of this rank's projection are for one row of x. The same in all layers.
+  struct Place {
     Role role = Role::kGate;
-    float* to = nullptr;    // in shared memory
-    float* tail = nullptr;  // in memory: the oldest of three samples, the others `channels` behind
-    float2 samples[kConvWidth - 1] = {};
-    float4 weights[2] = {};
+    int b = 0;
+    float* to = nullptr;  // in shared memory
+    int channel = -1;     // of the convolution; -1: none
   };
-  __device__ __forceinline__ Pair LoadPair(int pair) const {
-    Pair p;
-    const int b = B == 1 ? 0 : pair / (rows / 2), row = (pair - b * (rows / 2)) * 2;
+  __device__ __forceinline__ Place Locate(int pair) const {
+    Place p;
+    p.b = B == 1 ? 0 : pair / (rows / 2);
+    const int b = p.b, row = (pair - b * (rows / 2)) * 2;
     if (b >= B || row >= rows) return p;
     const int local_head = row / head_rows, head = share.first_head + local_head;
     int i = row - local_head * head_rows, channel = 0;
@@ -56,25 +54,41 @@ struct LinearMixer {
       p.to = &shared.own[b][(p.role == Role::kValue ? 0 : value_heads * kValueRows) +
                             local_head * value_rows + i];
     }
-    if (p.role == Role::kGate) return p;
-    p.tail = layer.conv_state +
-             static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel;
-#pragma unroll
-    for (int j = 0; j < kConvWidth - 1; ++j)
-      p.samples[j] = *reinterpret_cast<const float2*>(p.tail + static_cast<int64_t>(j) * channels);
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-      p.weights[j] = reinterpret_cast<const float4*>(layer.conv_weight)[channel + j];
+    if (p.role != Role::kGate) p.channel = channel;
     return p;
   }
 
+  // The convolution's state before the step, and its weights, for a pair of channels.
+  struct Channels {
+    float2 samples[kConvWidth - 1];
+    float4 weights[2];
+  };
+  __device__ __forceinline__ float* TailOf(const StepLayer& layer, const Place& p) const {
+    return layer.conv_state +
+           static_cast<int64_t>(shared.slot[p.b]) * (kConvWidth - 1) * channels + p.channel;
+  }
+  __device__ __forceinline__ Channels Load(const StepLayer& layer, const Place& p) const {
+    Channels c{};
+    if (p.channel < 0) return c;
+    const float* tail = TailOf(layer, p);
+#pragma unroll
+    for (int j = 0; j < kConvWidth - 1; ++j)
+      c.samples[j] = *reinterpret_cast<const float2*>(tail + static_cast<int64_t>(j) * channels);
+#pragma unroll
+    for (int j = 0; j < 2; ++j)
+      c.weights[j] = reinterpret_cast<const float4*>(layer.conv_weight)[p.channel + j];
+    return c;
+  }
+
   // The convolution of both channels with their newest samples; the state moves on by one.
-  __device__ __forceinline__ float2 Convolve(const Pair& p, float2 newest) const {
-    const float2 *s = p.samples;
-    const float4 *w = p.weights;
+  __device__ __forceinline__ float2 Convolve(const StepLayer& layer, const Place& p,
+                                             const Channels& c, float2 newest) const {
+    const float2* s = c.samples;
+    const float4* w = c.weights;
     if (block.half_lane < kConvWidth - 1) {
       const float2 v = block.half_lane == 0 ? s[1] : block.half_lane == 1 ? s[2] : newest;
-      *reinterpret_cast<float2*>(p.tail + static_cast<int64_t>(block.half_lane) * channels) = v;
+      *reinterpret_cast<float2*>(TailOf(layer, p) +
+                                 static_cast<int64_t>(block.half_lane) * channels) = v;
     }
     const float x = fmaf(w[0].w, newest.x, fmaf(w[0].z, s[2].x, fmaf(w[0].y, s[1].x, w[0].x * s[0].x)));
     const float y = fmaf(w[1].w, newest.y, fmaf(w[1].z, s[2].y, fmaf(w[1].y, s[1].y, w[1].x * s[0].y)));
@@ -82,11 +96,12 @@ struct LinearMixer {
   }
 
   // One pair of sums: queries and keys to every rank, values and gates kept.
-  __device__ __forceinline__ void Finish(const float* parts, int local, int b, const Pair& p) {
-    const float factor = block.Inverse(b);
-    float2 v = make_float2(block.SumParts(parts, local, b) * factor,
-                           block.SumParts(parts, local + 1, b) * factor);
-    if (p.role != Role::kGate) v = Convolve(p, v);
+  __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int local,
+                                         const Place& p, const Channels& c) {
+    const float factor = block.Inverse(p.b);
+    float2 v = make_float2(block.SumParts(parts, local, p.b) * factor,
+                           block.SumParts(parts, local + 1, p.b) * factor);
+    if (p.role != Role::kGate) v = Convolve(layer, p, c, v);
     if (p.role == Role::kQuery || p.role == Role::kKey || block.half_lane == block.rank)
       Send(block.Peer(p.to), block.Peer(&shared.mixer_ready), __float_as_uint(v.x),
            __float_as_uint(v.y));
@@ -121,14 +136,16 @@ struct LinearMixer {
     float4* at = nullptr;
     float a_log, dt_bias, norm[4];
   };
-  __device__ __forceinline__ State LoadState(int item) const {
-    State state;
-    const int b = item % B, head = item / B;
-    if (head >= value_heads) return state;
-    const int64_t global = share.first_head * shape.heads_per_key + head;
+  __device__ __forceinline__ float* StateOf(const StepLayer& layer, int item) const {
+    const int64_t head = share.first_head * shape.heads_per_key + item / B;
     const int64_t heads = static_cast<int64_t>(shape.key_heads) * shape.heads_per_key;
-    state.at = reinterpret_cast<float4*>(layer.state + (shared.slot[b] * heads + global) * DK * DV +
-                                         block.lane / kVectors * DV + block.rank * kValueRows) +
+    return layer.state + (shared.slot[item % B] * heads + head) * DK * DV + block.rank * kValueRows;
+  }
+  __device__ __forceinline__ State LoadState(const StepLayer& layer, int item) const {
+    State state;
+    if (item >= value_heads * B) return state;
+    const int global = share.first_head * shape.heads_per_key + item / B;
+    state.at = reinterpret_cast<float4*>(StateOf(layer, item) + block.lane / kVectors * DV) +
                block.lane % kVectors;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) state.s[i] = state.at[i * kRowsAtOnce * (DV / 4)];
@@ -229,41 +246,52 @@ struct LinearMixer {
     }
   }
 
-  State state;  // of this warp's first item; asked for long before it is needed
+  static constexpr int kPairs = kStepThreads / kRanks;
+  Place places[2] = {Locate(block.half_warp), Locate(block.half_warp + kPairs)};
 
-  __device__ __forceinline__ void Project() {
-    constexpr int kPairs = kStepThreads / kRanks;
-    Pair early[2];
-    if (share.heads > 0) {
-      early[0] = LoadPair(block.half_warp);
-      early[1] = LoadPair(block.half_warp + kPairs);
-      state = LoadState(block.warp);
+  // Asks for what a layer reads of earlier steps.
+  __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
+    for (int i = threadIdx.x; i < value_heads * B * DK; i += kStepThreads)
+      PrefetchLine(StateOf(layer, i / DK) + i % DK * DV);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (places[i].channel >= 0 && block.half_lane < kConvWidth - 1)
+        PrefetchLine(TailOf(layer, places[i]) + static_cast<int64_t>(block.half_lane) * channels);
     }
+  }
+
+  __device__ __forceinline__ void Project(const StepLayer& layer) {
+    const Channels early[2] = {Load(layer, places[0]), Load(layer, places[1])};
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4>(
         rows, [&](const char* gates, const uint32_t(&x)[4][2]) { SendGates(gates, x); },
         [&](const float* parts, int first, int count) {
-          for (int i = block.half_warp; i < count / 2 * B; i += kPairs) {
-            const int b = B == 1 ? 0 : i / (count / 2), local = (i - b * (count / 2)) * 2;
-            if (B == 1 && first == 0 && i < kPairs) {
-              Finish(parts, local, b, early[0]);
-            } else if (B == 1 && first == 0 && i < 2 * kPairs) {
-              Finish(parts, local, b, early[1]);
-            } else {
-              Finish(parts, local, b, LoadPair(b * (rows / 2) + (first + local) / 2));
+          if constexpr (B == 1) {  // at most two pairs a half warp
+            if (block.half_warp < count / 2)
+              Finish(layer, parts, block.half_warp * 2, places[0], early[0]);
+            if (block.half_warp + kPairs < count / 2)
+              Finish(layer, parts, (block.half_warp + kPairs) * 2, places[1], early[1]);
+          } else {
+#pragma unroll 1
+            for (int i = block.half_warp; i < count / 2 * B; i += kPairs) {
+              const int b = i / (count / 2), local = (i - b * (count / 2)) * 2;
+              const Place place = Locate(b * (rows / 2) + (first + local) / 2);
+              Finish(layer, parts, local, place, Load(layer, place));
             }
           }
         });
   }
 
-  __device__ __forceinline__ void Mix() {
+  __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
+    State state = LoadState(layer, block.warp);
     block.Await(&shared.mixer_ready, block.mixer_parity,
                 B * (share.heads * 2 * DK * 4 + 2 * value_heads * kValueRows * 4 +
                      block.k_blocks * 2 * kMaxValueHeads * 4));
+#pragma unroll 1
     for (int item = block.warp; item < value_heads * B; item += kStepWarps) {
-      if (item != block.warp) state = LoadState(item);
+      if (item != block.warp) state = LoadState(layer, item);
       Delta(item, state);
     }
     block.Await(&shared.slice_ready, block.slice_parity,

@@ -89,6 +89,11 @@ class Scheduler {
   StepSchedule Make() {
     Read();
     for (const LayerOps& layer : layers_) TakeLayer(layer);
+    const StepShape& h = shape();
+    Need(h.head_dim != 0, "no layer has attention");
+    Need(h.key_dim == 0 || (h.head_dim == 256 && h.key_dim == 128) ||
+             (h.head_dim == 64 && h.key_dim == 64),
+         "attention heads of ", h.head_dim, " beside linear heads of ", h.key_dim);
     if (clusters_ == 0) return std::move(s_);
     Share();
     for (int block = 0; block < clusters_ * kRanks; ++block) {

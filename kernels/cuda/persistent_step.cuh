@@ -1,17 +1,17 @@
-// The persistent plan: a decode step as one kernel. One warp of each block streams the block's share
+// The persistent plan: a decode step as one kernel, for B rows. One warp of each block streams the block's share
 // of all weights, in order, through a ring of slots in shared memory and never waits for anything
 // else; sixteen warps multiply and mix. Inside a cluster activations go from shared memory to shared
 // memory; between clusters, twice a layer, as words that carry the epoch they belong to, so that no
 // barrier spans the grid.
+#pragma once
+
 #include <algorithm>
 
 #include "kernels/cuda/persistent_attention.cuh"
-#include "kernels/cuda/persistent_kernel.h"
 #include "kernels/cuda/persistent_linear.cuh"
 #include "kernels/cuda/sample_key.cuh"
 
 namespace qwend::cuda {
-namespace {
 
 // Slots on their way at once: enough to keep the memory busy. More would only lengthen the queues in
 // which the mixers wait for their states and caches.
@@ -165,10 +165,13 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
   atomicMax(a.best + threadIdx.x, key);
 }
 
-template <int B>
+// D: head_dim of the attention layers. DK: the linear layers' head size, 0 for a model without any.
+template <int B, int D, int DK>
 struct Step {
   const StepArguments& a;
   StepBlock<B>& block;
+  AttentionMixer<B, D> attention{block, a.shares[0][block.cluster]};
+  LinearMixer<B, DK == 0 ? 64 : DK, DK == 0 ? 64 : DK> linear{block, a.shares[1][block.cluster]};
   int stamps = 0;
 
   __device__ __forceinline__ void Stamp() {
@@ -177,43 +180,50 @@ struct Step {
   }
 
   template <typename Mixer>
-  __device__ __forceinline__ void Mix(Mixer mixer) {
-    mixer.Project();
+  __device__ __forceinline__ void Mix(Mixer& mixer, const StepLayer& layer) {
+    mixer.Project(layer);
     Stamp();
-    mixer.Mix();
+    mixer.Mix(layer);
     Stamp();
     mixer.Output();
   }
-
-  __device__ __forceinline__ void Layer(const StepLayer& layer, const float* next_norm) {
-    const ClusterShare& share = a.shares[layer.linear ? 1 : 0][block.cluster];
-    if (layer.linear && a.shape.key_dim == 128) {
-      Mix(LinearMixer<B, 128, 128>{block, layer, share});
-    } else if (layer.linear) {
-      Mix(LinearMixer<B, 64, 64>{block, layer, share});
-    } else if (a.shape.head_dim == 256) {
-      Mix(AttentionMixer<B, 256>{block, layer, share});
-    } else if (a.shape.head_dim == 128) {
-      Mix(AttentionMixer<B, 128>{block, layer, share});
+  __device__ __forceinline__ void Prefetch(const StepLayer& layer) {
+    if (DK != 0 && layer.linear) {
+      linear.Prefetch(layer);
     } else {
-      Mix(AttentionMixer<B, 64>{block, layer, share});
+      attention.Prefetch(layer);
     }
-    block.Hop(layer.mlp_norm);
-    Stamp();
-    Mlp<B> mlp{block, share};
-    mlp.GateUp();
-    Stamp();
-    mlp.Down();
-    block.Hop(next_norm);
-    Stamp();
   }
 
   __device__ __forceinline__ void Run(const StepLayer* layers) {
     Stamp();
+    Prefetch(layers[0]);
     block.Embed(layers[0].mixer_norm);
     Stamp();
-    for (int i = 0; i < a.shape.layers; ++i)
-      Layer(layers[i], i + 1 < a.shape.layers ? layers[i + 1].mixer_norm : a.final_norm);
+    // Every layer's two halves end with a hop; one loop over halves, so that its code is there once.
+    const float* norm = nullptr;
+#pragma unroll 1
+    for (int half = 0; half < 2 * a.shape.layers; ++half) {
+      const StepLayer& layer = layers[half / 2];
+      const bool last = half == 2 * a.shape.layers - 1;
+      if (half % 2 == 0) {
+        if (DK != 0 && layer.linear) {
+          Mix(linear, layer);
+        } else {
+          Mix(attention, layer);
+        }
+        norm = layer.mlp_norm;
+      } else {
+        if (!last) Prefetch(layers[half / 2 + 1]);
+        Mlp<B> mlp{block, a.shares[layer.linear ? 1 : 0][block.cluster]};
+        mlp.GateUp();
+        Stamp();
+        mlp.Down();
+        norm = last ? a.final_norm : layers[half / 2 + 1].mixer_norm;
+      }
+      block.Hop(norm);
+      Stamp();
+    }
     Head(block);
     Stamp();
     if (blockIdx.x == 0 && threadIdx.x == 0) *a.epoch = block.first_epoch + block.hop;
@@ -226,17 +236,9 @@ constexpr int kStepRingBytes = kRingSlots<B>* kSlotStride;
 template <int B>
 constexpr int kStepSharedBytes = (sizeof(StepShared<B>) + 15) / 16 * 16;
 
-// The copying warp's group of four gives registers to the computing ones. Of 65,536, which the
-// hardware deals out in groups of 640 threads as 96 each.
-constexpr int kStepBlock = kStepThreads + 4 * kWarp;
-__device__ __forceinline__ void KeepFewRegisters() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-}
-__device__ __forceinline__ void TakeMoreRegisters() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-}
+constexpr int kStepBlock = kStepThreads + kWarp;
 
-template <int B>
+template <int B, int D, int DK>
 __global__ void __launch_bounds__(kStepBlock, 1)
     PersistentStepKernel(const __grid_constant__ StepArguments a) {
   extern __shared__ char raw[];
@@ -256,13 +258,11 @@ __global__ void __launch_bounds__(kStepBlock, 1)
   }
   __syncthreads();
   if (threadIdx.x >= kStepThreads) {
-    KeepFewRegisters();
     ArriveAtCluster();
-    if (threadIdx.x < kStepThreads + kWarp) CopyWeights<B>(a, shared, ring);
+    CopyWeights<B>(a, shared, ring);
     __syncwarp();
     AwaitCluster();
   } else {
-    TakeMoreRegisters();
     ArriveAtCluster();
     const int words = a.shape.layers * static_cast<int>(sizeof(StepLayer) / 8);
     for (int i = threadIdx.x; i < words; i += kStepThreads)
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
     NamedBarrier(kConsumerBarrier, kStepThreads);
     AwaitCluster();
     StepBlock<B> block(a, shared, ring);
-    Step<B>{a, block}.Run(layers);
+    Step<B, D, DK>{a, block}.Run(layers);
   }
   // Nobody leaves while a neighbour may still send.
   ArriveAtCluster();
@@ -301,44 +301,39 @@ cudaLaunchConfig_t Configuration(const StepArguments& a, cudaLaunchAttribute (&a
   return config;
 }
 
-template <int B>
-int Clusters(const StepArguments& a) {
-  const auto kernel = PersistentStepKernel<B>;
-  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-        "allowing clusters of 16");
-  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedBytes<B>(a)),
-        "raising the persistent kernel's shared memory");
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = Configuration<B>(a, attributes, nullptr);
-  config.numAttrs = 1;
-  int clusters = 0;
-  Check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "counting clusters");
-  return clusters;
+// The kernel for the model, to `use(kernel)`.
+template <int B, typename Use>
+auto WithKernel(const StepShape& shape, Use use) {
+  if (shape.head_dim == 256) return use(PersistentStepKernel<B, 256, 128>);
+  if (shape.head_dim == 64 && shape.key_dim == 64) return use(PersistentStepKernel<B, 64, 64>);
+  if (shape.head_dim == 64) return use(PersistentStepKernel<B, 64, 0>);
+  return use(PersistentStepKernel<B, 128, 0>);
 }
 
 template <int B>
-void Launch(const StepArguments& a, cudaStream_t stream) {
-  cudaLaunchAttribute attributes[2];
-  const cudaLaunchConfig_t config = Configuration<B>(a, attributes, stream);
-  Check(cudaLaunchKernelEx(&config, PersistentStepKernel<B>, a), "launching the persistent kernel");
+int CountClustersOf(const StepArguments& a) {
+  return WithKernel<B>(a.shape, [&](auto kernel) {
+    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+          "allowing clusters of 16");
+    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               SharedBytes<B>(a)),
+          "raising the persistent kernel's shared memory");
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = Configuration<B>(a, attributes, nullptr);
+    config.numAttrs = 1;
+    int clusters = 0;
+    Check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "counting clusters");
+    return clusters;
+  });
 }
 
-}  // namespace
-
-int CountClusters(const StepArguments& a) {
-  return std::min({Clusters<1>(a), Clusters<2>(a), Clusters<4>(a), kMaxClusters});
-}
-
-void LaunchStep(const StepArguments& a, cudaStream_t stream) {
-  switch (a.shape.rows) {
-    case 1:
-      return Launch<1>(a, stream);
-    case 2:
-      return Launch<2>(a, stream);
-    case 4:
-      return Launch<4>(a, stream);
-  }
-  Require(false, "LaunchStep: ", a.shape.rows, " rows in a pass");
+template <int B>
+void LaunchStepOf(const StepArguments& a, cudaStream_t stream) {
+  WithKernel<B>(a.shape, [&](auto kernel) {
+    cudaLaunchAttribute attributes[2];
+    const cudaLaunchConfig_t config = Configuration<B>(a, attributes, stream);
+    Check(cudaLaunchKernelEx(&config, kernel, a), "launching the persistent kernel");
+  });
 }
 
 }  // namespace qwend::cuda

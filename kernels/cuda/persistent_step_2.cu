@@ -1,0 +1,9 @@
+// The persistent step for two rows, a translation unit of its own since each takes long to compile.
+#include "kernels/cuda/persistent_step.cuh"
+
+namespace qwend::cuda {
+
+template int CountClustersOf<2>(const StepArguments& a);
+template void LaunchStepOf<2>(const StepArguments& a, cudaStream_t stream);
+
+}  // namespace qwend::cuda

@@ -1,0 +1,9 @@
+// The persistent step for four rows, a translation unit of its own since each takes long to compile.
+#include "kernels/cuda/persistent_step.cuh"
+
+namespace qwend::cuda {
+
+template int CountClustersOf<4>(const StepArguments& a);
+template void LaunchStepOf<4>(const StepArguments& a, cudaStream_t stream);
+
+}  // namespace qwend::cuda
