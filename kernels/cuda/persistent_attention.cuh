@@ -19,7 +19,7 @@ struct AttentionMixer {
 
   static constexpr int kRows = D / kRanks;    // of a head, this rank's
   static constexpr int kPer = D / kWarp;      // elements of a head, a lane's
-  static constexpr int kAtOnce = 4;           // positions of a warp
+  static constexpr int kAtOnce = D == 256 ? 2 : 4;  // positions of a warp
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
@@ -34,41 +34,50 @@ struct AttentionMixer {
     return {block.rank * each, min((block.rank + 1) * each, last + 1), last / each};
   }
 
-  // One pair of the projection's rows: queries to every rank, keys and values to the rank that has
-  // the newest position, gates kept.
-  __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int first, int pair) {
-    const int b = pair % B, local = pair / B * 2, row = first + local;
+  // What two neighbouring rows of this rank's projection are. The same in all layers.
+  enum class Role { kNone, kQuery, kGate, kKey, kValue };
+  struct Place {
+    Role role = Role::kNone;
+    int to = 0;    // in a row's part of `mixer`, of `own` for gates
+    int bias = 0;  // where the bias begins
+  };
+  __device__ __forceinline__ Place Locate(int row) const {
+    Place p;
+    if (row >= rows) return p;
+    const int head = row / query_rows, mine = block.rank * kRows;
+    if (head < share.heads) {
+      const int i = row - head * query_rows;
+      p.role = i < kRows ? Role::kQuery : Role::kGate;
+      p.to = i < kRows ? head * D + mine + i : head * kRows + i - kRows;
+      p.bias = (share.first_head + head) * D + mine + i;
+    } else {
+      const int i = row - share.heads * query_rows;
+      p.role = i < kRows ? Role::kKey : Role::kValue;
+      p.to = kv_at + (i < kRows ? 0 : D) + mine + i % kRows;
+      p.bias = kv_head * D + mine + i % kRows;
+    }
+    return p;
+  }
+
+  // One pair of sums: queries to every rank, keys and values to the rank that has the newest
+  // position, gates kept.
+  __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int local, int b,
+                                         const Place& p) {
     const float factor = block.Inverse(b);
     float x = block.SumParts(parts, local, b) * factor;
     float y = block.SumParts(parts, local + 1, b) * factor;
-    const int head = row / query_rows;
-    float* to = nullptr;
-    int only = -1;  // the rank it is for; -1: all
-    const float* bias = nullptr;
-    int at = 0;
-    if (head < share.heads) {
-      const int i = row % query_rows;
-      if (i < kRows) {
-        to = &shared.mixer[b][head * D + block.rank * kRows + i];
-        bias = layer.q_bias;
-        at = (share.first_head + head) * D + block.rank * kRows + i;
-      } else {
-        to = &shared.own[b][head * kRows + i - kRows];
-        only = block.rank;
-      }
-    } else {
-      const int i = row - share.heads * query_rows;
-      to = &shared.mixer[b][kv_at + i / kRows * D + block.rank * kRows + i % kRows];
-      only = PartOf(b).owner;
-      bias = i < kRows ? layer.k_bias : layer.v_bias;
-      at = kv_head * D + block.rank * kRows + i % kRows;
-    }
+    const float* bias = p.role == Role::kQuery  ? layer.q_bias
+                        : p.role == Role::kKey  ? layer.k_bias
+                        : p.role == Role::kValue ? layer.v_bias
+                                                 : nullptr;
     if (bias != nullptr) {
-      x += bias[at];
-      y += bias[at + 1];
+      x += bias[p.bias];
+      y += bias[p.bias + 1];
     }
-    if (only < 0 || only == block.half_lane)
-      Send(block.Peer(to), block.Peer(&shared.mixer_ready), __float_as_uint(x), __float_as_uint(y));
+    const int only = p.role == Role::kGate ? block.rank : PartOf(b).owner;
+    if (p.role != Role::kQuery && block.half_lane != only) return;
+    const float* to = p.role == Role::kGate ? &shared.own[b][p.to] : &shared.mixer[b][p.to];
+    Send(block.Peer(to), block.Peer(&shared.mixer_ready), __float_as_uint(x), __float_as_uint(y));
   }
 
   // Where this lane's elements of a position lie in the pages.
@@ -100,14 +109,14 @@ struct AttentionMixer {
   }
 
   // Norm and rotation of a head whose elements lane * kPer and on are this lane's.
-  __device__ __forceinline__ void Prepare(float (&x)[kPer], const float (&weight)[kPer], int b) const {
+  __device__ __forceinline__ void Prepare(float (&x)[kPer], const float* weights, int b) const {
     if (shape.head_norms) {
       float square = 0.0f;
 #pragma unroll
       for (int i = 0; i < kPer; ++i) square = fmaf(x[i], x[i], square);
       const float inverse = rsqrtf(WarpSum(square) / D + shape.head_norm_eps);
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) x[i] *= inverse * weight[i];
+      for (int i = 0; i < kPer; ++i) x[i] *= inverse * weights[block.lane * kPer + i];
     }
     const int half_lanes = shape.rotary_half / kPer;
 #pragma unroll
@@ -120,28 +129,14 @@ struct AttentionMixer {
     }
   }
 
-  struct HeadWeights {
-    float q[kPer], k[kPer];
-  };
-  __device__ __forceinline__ HeadWeights LoadHeadWeights(const StepLayer& layer) const {
-    HeadWeights w;
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      const int at = block.lane * kPer + i;
-      w.q[i] = shape.head_norms ? shape.head_norm_offset + layer.q_norm[at] : 1.0f;
-      w.k[i] = shape.head_norms ? shape.head_norm_offset + layer.k_norm[at] : 1.0f;
-    }
-    return w;
-  }
-
   // The newest key and value as the cache keeps them, which the first cluster of the group writes.
-  __device__ __forceinline__ void TakeNewest(const StepLayer& layer, int b, const HeadWeights& w,
-                                             Packed<kPer>& k, Packed<kPer>& v) const {
+  __device__ __forceinline__ void TakeNewest(const StepLayer& layer, int b, Packed<kPer>& k,
+                                             Packed<kPer>& v) const {
     float x[kPer];
     const float* newest = shared.mixer[b] + kv_at + block.lane * kPer;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) x[i] = newest[i];
-    Prepare(x, w.k, b);
+    Prepare(x, shared.head_norms[1], b);
 #pragma unroll
     for (int i = 0; i < kPer; i += 2) {
       const __nv_bfloat162 key = __floats2bfloat162_rn(x[i], x[i + 1]);
@@ -160,63 +155,70 @@ struct AttentionMixer {
     }
   }
 
-  // This warp's positions of row b, for all heads of the cluster.
-  __device__ __forceinline__ void Attend(const StepLayer& layer, int b, Cached c, const HeadWeights& w,
-                                         Softmax<kPer> (&sums)[kMaxPassHeads]) const {
-    float q[kMaxPassHeads][kPer];
+  // This warp's positions of row b, for one of the cluster's heads; `c` has the first of them.
+  __device__ __forceinline__ Softmax<kPer> Attend(const StepLayer& layer, int b, int head,
+                                                  Cached c) const {
+    float q[kPer];
 #pragma unroll
-    for (int h = 0; h < kMaxPassHeads; ++h) {
-      if (h >= share.heads) continue;
+    for (int i = 0; i < kPer; ++i) q[i] = shared.mixer[b][head * D + block.lane * kPer + i];
+    Prepare(q, shared.head_norms[0], b);
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) q[h][i] = shared.mixer[b][h * D + block.lane * kPer + i];
-      Prepare(q[h], w.q, b);
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) q[h][i] *= shape.attention_scale;
-    }
+    for (int i = 0; i < kPer; ++i) q[i] *= shape.attention_scale;
     const Part part = PartOf(b);
-    const int newest = shared.position[b];
+    const int newest = shared.position[b], end = min(part.end, newest);
     constexpr int kStride = kAtOnce * kStepWarps;
-    Packed<kPer> newest_key, newest_value;
-    if (newest < part.end && newest >= part.begin && (newest - part.begin) % kStepWarps == block.warp)
-      TakeNewest(layer, b, w, newest_key, newest_value);
+    Softmax<kPer> sums;
 #pragma unroll 1
-    for (int first = part.begin + block.warp; first < part.end; first += kStride) {
+    for (int first = part.begin + block.warp; first < end; first += kStride) {
       if (first != part.begin + block.warp) c = Load(layer, b, first);
+      float scores[kAtOnce], most = sums.largest;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i * kStepWarps != newest) continue;
-        c.k[i] = newest_key;
-        c.v[i] = newest_value;
+        float dot = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kPer; ++j) dot = fmaf(q[j], c.k[i][j], dot);
+        scores[i] = dot;
+      }
+#pragma unroll 1
+      for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+#pragma unroll
+        for (float& score : scores) score += __shfl_xor_sync(kFullMask, score, offset);
       }
 #pragma unroll
-      for (int h = 0; h < kMaxPassHeads; ++h) {
-        if (h >= share.heads) continue;
-        float scores[kAtOnce], most = sums[h].largest;
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          float dot = 0.0f;
-#pragma unroll
-          for (int j = 0; j < kPer; ++j) dot = fmaf(q[h][j], c.k[i][j], dot);
-          dot = WarpSum(dot);
-          scores[i] = first + i * kStepWarps < part.end ? dot : -INFINITY;
-          most = fmaxf(most, scores[i]);
-        }
-        const float old = __expf(sums[h].largest - most);
-        sums[h].largest = most;
-        sums[h].sum *= old;
-#pragma unroll
-        for (int j = 0; j < kPer; ++j) sums[h].values[j] *= old;
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (scores[i] == -INFINITY) continue;
-          const float p = __expf(scores[i] - most);
-          sums[h].sum += p;
-#pragma unroll
-          for (int j = 0; j < kPer; ++j)
-            sums[h].values[j] = fmaf(p, c.v[i][j], sums[h].values[j]);
-        }
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kStepWarps >= end) scores[i] = -INFINITY;
+        most = fmaxf(most, scores[i]);
       }
+      Rescale(sums, most);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) AddPosition(sums, scores[i], c.v[i]);
     }
+    if (newest < part.end && newest >= part.begin &&
+        (newest - part.begin) % kStepWarps == block.warp) {
+      Packed<kPer> k, v;
+      TakeNewest(layer, b, k, v);
+      float score = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) score = fmaf(q[j], k[j], score);
+      score = WarpSum(score);
+      Rescale(sums, fmaxf(sums.largest, score));
+      AddPosition(sums, score, v);
+    }
+    return sums;
+  }
+  static __device__ __forceinline__ void Rescale(Softmax<kPer>& sums, float most) {
+    const float old = __expf(sums.largest - most);
+    sums.largest = most;
+    sums.sum *= old;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) sums.values[j] *= old;
+  }
+  static __device__ __forceinline__ void AddPosition(Softmax<kPer>& sums, float score,
+                                                     const Packed<kPer>& v) {
+    const float p = __expf(score - sums.largest);  // 0 for a position beyond the end
+    sums.sum += p;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) sums.values[j] = fmaf(p, v[j], sums.values[j]);
   }
 
   // Merges the warps' sums of one head and sends each rank its dimensions of the result.
@@ -257,6 +259,7 @@ struct AttentionMixer {
   __device__ __forceinline__ void Merge() {
     const int pairs = share.heads * kRows / 2;  // of each row of x; two half warps have neighbours
     const bool upper = block.half_warp % 2 == 1;
+#pragma unroll 1
     for (int pair = block.half_warp; pair < pairs * B; pair += kStepThreads / kRanks) {
       const int b = B == 1 ? 0 : pair / pairs, at = (pair - b * pairs) * 2;
       const int head = at / kRows, i = at % kRows;
@@ -295,14 +298,39 @@ struct AttentionMixer {
     }
   }
 
+  static constexpr int kPairs = kStepThreads / kRanks;
+  Place places[2] = {Locate(block.half_warp * 2), Locate((block.half_warp + kPairs) * 2)};
+  // Larger heads' first positions have no room in the registers beside the projection's.
+  static constexpr bool kEarly = D <= 128;
+  __device__ __forceinline__ int FirstPosition() const {
+    return share.heads > 0 ? PartOf(0).begin + block.warp : INT_MAX / 2;  // none
+  }
+  Cached cached;  // what this warp attends to first; asked for long before the queries are there
+
   __device__ __forceinline__ void Project(const StepLayer& layer) {
+    if constexpr (kEarly) cached = Load(layer, 0, FirstPosition());
+    float norm = 0.0f;
+    if (shape.head_norms && threadIdx.x < 2 * D)
+      norm = shape.head_norm_offset +
+             (threadIdx.x < D ? layer.q_norm[threadIdx.x] : layer.k_norm[threadIdx.x - D]);
     block.AwaitStream();
     if (share.heads == 0) return;
+    if (threadIdx.x < 2 * D) shared.head_norms[threadIdx.x / D][threadIdx.x % D] = norm;
     block.template MultiplyStream<4>(
         rows, [](const char*, const uint32_t(&)[4][2]) {},
         [&](const float* parts, int first, int count) {
-          for (int pair = block.half_warp; pair < count / 2 * B; pair += kStepThreads / kRanks)
-            Finish(layer, parts, first, pair);
+          if constexpr (B == 1) {  // at most two pairs a half warp
+            if (block.half_warp < count / 2)
+              Finish(layer, parts, block.half_warp * 2, 0, places[0]);
+            if (block.half_warp + kPairs < count / 2)
+              Finish(layer, parts, (block.half_warp + kPairs) * 2, 0, places[1]);
+          } else {
+#pragma unroll 1
+            for (int i = block.half_warp; i < count / 2 * B; i += kPairs) {
+              const int b = i / (count / 2), local = (i - b * (count / 2)) * 2;
+              Finish(layer, parts, local, b, Locate(first + local));
+            }
+          }
         });
   }
 
@@ -311,17 +339,14 @@ struct AttentionMixer {
     int bytes = B * share.heads * (D * 4 + (shape.gated ? kRows * 4 : 0));
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += PartOf(b).owner == block.rank ? 2 * D * 4 : 0;
-    Cached cached = Load(layer, 0, PartOf(0).begin + block.warp);
-    const HeadWeights weights = LoadHeadWeights(layer);
+    if constexpr (!kEarly) cached = Load(layer, 0, FirstPosition());
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
-      if (b > 0) cached = Load(layer, b, PartOf(b).begin + block.warp);
-      Softmax<kPer> sums[kMaxPassHeads];
-      Attend(layer, b, cached, weights, sums);
-#pragma unroll
-      for (int h = 0; h < kMaxPassHeads; ++h) {
-        if (h < share.heads) Spread(b, h, sums[h]);
+#pragma unroll 1
+      for (int head = 0; head < share.heads; ++head) {
+        if (b + head > 0) cached = Load(layer, b, PartOf(b).begin + block.warp);
+        Spread(b, head, Attend(layer, b, head, cached));
       }
     }
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));

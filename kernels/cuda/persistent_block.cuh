@@ -35,12 +35,13 @@ struct StepShared {
   alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
   bf16 slice[2 * B][kMaxSliceK + 8];                   // what the mixer or the MLP made
   alignas(16) float mixer[B][kMixerFloats];
-  alignas(16) float squares[B][kRanks * kStepWarps];
+  float squares[B][kRanks];                            // each rank's part of the norm's sum
   alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];  // linear: b and a, each rank's part
   float2 softmax[B][kMaxPassHeads][kRanks];                // each rank's largest score and sum
   float attended[B][kMaxPassHeads][16][kRanks];            // this rank's dimensions, from each rank
-  float own[B][64];                                        // this rank's values, and what gates them
-  float head_squares[B][kMaxValueHeads][kRanks];
+  alignas(16) float own[B][64];                                        // this rank's values, and what gates them
+  float head_squares[B][kMaxValueHeads][2 * kRanks];       // four columns each
+  alignas(16) float head_norms[2][256];                    // queries', keys'
   float cos[B][kMaxRotaryHalf], sin[B][kMaxRotaryHalf];
   int pages[B][kCachedPages];
   int position[B], slot[B];
@@ -98,6 +99,8 @@ struct StepBlock {
   const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
   uint32_t to_peer = 0;             // from an address here to the half lane's rank's
 
+  const float per_hidden = 1.0f / static_cast<float>(a.shape.hidden);
+
   uint32_t slot = 0, slot_parity = 0;
   uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
   uint32_t turn = 0;       // of the parts
@@ -144,26 +147,35 @@ struct StepBlock {
     const int row = threadIdx.x / 8;
 #pragma unroll
     for (int b = 0; b < B; ++b) {
-      const float square = WarpSum(lane % 8 == 0 ? hidden[b] * hidden[b] : 0.0f);
-      if (lane == 0) shared.own_squares[b][warp] = square;
-      if (lane % 8 != 0 || row >= stream_rows) continue;
       const float v = hidden[b] * weight;
       const bf16 high = __float2bfloat16_rn(v);
-      shared.outgoing[2 * b][row] = high;
-      shared.outgoing[2 * b + 1][row] = __float2bfloat16_rn(v - __bfloat162float(high));
+      if (lane % 8 == 0 && row < stream_rows) {
+        shared.outgoing[2 * b][row] = high;
+        shared.outgoing[2 * b + 1][row] = __float2bfloat16_rn(v - __bfloat162float(high));
+      }
+      float square = hidden[b] * hidden[b];  // the same in the row's eight lanes
+      square += __shfl_xor_sync(kFullMask, square, 8);
+      square += __shfl_xor_sync(kFullMask, square, 16);
+      if (lane == 0) shared.own_squares[b][warp] = square;
     }
     Sync();
     const uint32_t ready = Peer(&shared.stream_ready);
     const int vectors = stream_rows / 8;
+#pragma unroll 1
     for (int i = half_warp; i < 2 * B * vectors; i += kStepThreads / kRanks) {
-      const int column = i / vectors, at = i % vectors * 8;
+      const int column = i / vectors, at = (i - column * vectors) * 8;
       Send(Peer(&shared.stream[column][rank * stream_rows + at]), ready,
            *reinterpret_cast<const uint4*>(&shared.outgoing[column][at]));
     }
-    if (half_warp >= 4 * B) return;
-    const int b = half_warp / 4, at = half_warp % 4 * 4;
-    Send(Peer(&shared.squares[b][rank * kStepWarps + at]), ready,
-         *reinterpret_cast<const uint4*>(&shared.own_squares[b][at]));
+    const int b = kStepThreads / kRanks - 1 - half_warp;  // whoever has nothing else to send
+    if (b >= B) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kStepWarps; i += 4) {
+      const float4 x = *reinterpret_cast<const float4*>(&shared.own_squares[b][i]);
+      sum += (x.x + x.y) + (x.z + x.w);
+    }
+    Send(Peer(&shared.squares[b][rank]), ready, __float_as_uint(sum));
   }
 
   // Where in `norm` this thread's row of the stream is; 0 for threads without one.
@@ -198,6 +210,7 @@ struct StepBlock {
     const uint32_t epoch = first_epoch + hop;
     unsigned long long words[B];
     Patience patience;
+#pragma unroll 1
     for (bool done = !reads; !done; patience.Try()) {
       done = true;
 #pragma unroll
@@ -220,17 +233,15 @@ struct StepBlock {
 
   __device__ __forceinline__ void AwaitStream() {
     Await(&shared.stream_ready, stream_parity,
-          B * (a.shape.hidden * 4 + kRanks * kStepWarps * 4));
+          B * (a.shape.hidden * 4 + kRanks * 4));
   }
 
   // The norm's factor of every row, from all ranks' squares.
   __device__ __forceinline__ void NormFactors() {
 #pragma unroll
     for (int b = 0; b < B; ++b) {
-      const float4* from = reinterpret_cast<const float4*>(shared.squares[b]) + lane * 2;
-      const float4 x = from[0], y = from[1];
-      const float sum = WarpSum(((x.x + x.y) + (x.z + x.w)) + ((y.x + y.y) + (y.z + y.w)));
-      inverse[b] = rsqrtf(sum / static_cast<float>(a.shape.hidden) + a.shape.norm_eps);
+      const float sum = HalfSum(shared.squares[b][half_lane], kFullMask);
+      inverse[b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
     }
   }
   __device__ __forceinline__ float Inverse(int b) const {
@@ -304,9 +315,11 @@ struct StepBlock {
     const int row = lane % kTile;
     const int at = row / kBoxRows * (k_blocks * kBoxRows * 128 + kBoxGap) +
                    warp * kBoxRows * 128 + row % kBoxRows * 128;
+#pragma unroll 1
     for (int first = 0; first < rows; first += kTilesAtOnce<B> * kTile) {
       float* parts = NextParts();
       const int count = min(rows - first, kTilesAtOnce<B> * kTile);
+#pragma unroll 1
       for (int tile = 0; tile * kTile < count; ++tile) {
         const char* weights = AwaitSlot();
         if (works) PutParts(parts, warp, tile * kTile, MultiplyTile(weights + at, x));
@@ -325,6 +338,7 @@ struct StepBlock {
   __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
     const int tile = warp % 4, part = warp / 4;
     float2 sums = make_float2(0.0f, 0.0f);
+#pragma unroll 1
     for (int first = 0; first < slice_blocks; first += 4) {
       const int block = first + part;
       float factor = 0.0f;
@@ -349,6 +363,7 @@ struct StepBlock {
     float* parts = NextParts();
     PutParts(parts, part, tile * kTile, sums);
     Sync();
+#pragma unroll 1
     for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads) {
       float v = 0.0f;
 #pragma unroll
@@ -359,6 +374,7 @@ struct StepBlock {
 
   // When a cluster has no part in a block of the model.
   __device__ __forceinline__ void PublishNothing() {
+#pragma unroll 1
     for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads)
       PublishWord(Word(i % B, rank * stream_rows + i / B, cluster), 0.0f, first_epoch + hop);
   }

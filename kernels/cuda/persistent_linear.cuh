@@ -127,122 +127,115 @@ struct LinearMixer {
     }
   }
 
-  // The state of one value head, this rank's columns: a warp holds all of it.
-  static constexpr int kVectors = kValueRows / 4;            // of four columns in a row
-  static constexpr int kRowsAtOnce = kWarp / kVectors;
-  static constexpr int kLoads = DK / kRowsAtOnce;
-  struct State {
-    float4 s[kLoads];
-    float4* at = nullptr;
-    float a_log, dt_bias, norm[4];
+  // Four columns of the state of one value head: a warp's work for one row. `item` counts them: quads
+  // of this rank's columns, value heads, rows of x.
+  static constexpr int kQuads = kValueRows / 4, kLoads = DK / kWarp;
+  struct Item {
+    int quad, head, b;  // the head is one of the cluster's
   };
-  __device__ __forceinline__ float* StateOf(const StepLayer& layer, int item) const {
-    const int64_t head = share.first_head * shape.heads_per_key + item / B;
-    const int64_t heads = static_cast<int64_t>(shape.key_heads) * shape.heads_per_key;
-    return layer.state + (shared.slot[item % B] * heads + head) * DK * DV + block.rank * kValueRows;
+  __device__ __forceinline__ Item ItemAt(int item) const {
+    const int head = item / kQuads;
+    return {item % kQuads, B == 1 ? head : head / B, B == 1 ? 0 : head % B};
   }
-  __device__ __forceinline__ State LoadState(const StepLayer& layer, int item) const {
-    State state;
-    if (item >= value_heads * B) return state;
-    const int global = share.first_head * shape.heads_per_key + item / B;
-    state.at = reinterpret_cast<float4*>(StateOf(layer, item) + block.lane / kVectors * DV) +
-               block.lane % kVectors;
+  __device__ __forceinline__ int Items() const { return kQuads * value_heads * B; }
+
+  struct State {
+    float4 s[kLoads];  // rows lane, lane + 32 and so on
+    float a_log, dt_bias;
+    float4 norm;
+  };
+  __device__ __forceinline__ float* StateOf(const StepLayer& layer, const Item& item) const {
+    const int64_t head = share.first_head * shape.heads_per_key + item.head;
+    const int64_t heads = static_cast<int64_t>(shape.key_heads) * shape.heads_per_key;
+    return layer.state + (shared.slot[item.b] * heads + head) * DK * DV + block.rank * kValueRows +
+           item.quad * 4;
+  }
+  __device__ __forceinline__ State LoadState(const StepLayer& layer, int index) const {
+    State state{};
+    if (index >= Items()) return state;
+    const Item item = ItemAt(index);
+    const float* from = StateOf(layer, item) + block.lane * DV;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) state.s[i] = state.at[i * kRowsAtOnce * (DV / 4)];
-    state.a_log = layer.a_log[global];
-    state.dt_bias = layer.dt_bias[global];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      state.norm[i] = layer.gated_norm[block.rank * kValueRows + block.lane % kVectors * 4 + i];
+    for (int i = 0; i < kLoads; ++i)
+      state.s[i] = *reinterpret_cast<const float4*>(from + i * kWarp * DV);
+    const int head = share.first_head * shape.heads_per_key + item.head;
+    state.a_log = layer.a_log[head];
+    state.dt_bias = layer.dt_bias[head];
+    state.norm = *reinterpret_cast<const float4*>(layer.gated_norm + block.rank * kValueRows +
+                                                  item.quad * 4);
     return state;
   }
 
-  // Over the lanes that hold the same columns.
-  static __device__ __forceinline__ float4 ColumnSums(float4 v) {
-#pragma unroll
-    for (int offset = kVectors; offset < kWarp; offset *= 2) {
-      v.x += __shfl_xor_sync(kFullMask, v.x, offset);
-      v.y += __shfl_xor_sync(kFullMask, v.y, offset);
-      v.z += __shfl_xor_sync(kFullMask, v.z, offset);
-      v.w += __shfl_xor_sync(kFullMask, v.w, offset);
-    }
-    return v;
-  }
-
-  // One token of the delta rule for one row and value head, then the norm's weight and the gate; the
-  // result goes to every rank, with its share of the norm's sum of squares.
-  __device__ __forceinline__ void Delta(int item, State& state) {
-    const int b = item % B, head = item / B;  // of the cluster's
-    const int lane = block.lane;
-    const float* q = shared.mixer[b] + head / shape.heads_per_key * 2 * DK;
+  // One token of the delta rule for one item, then the norm's weight and the gate; the result goes to
+  // every rank, with its share of the norm's sum of squares.
+  __device__ __forceinline__ void Delta(const StepLayer& layer, const Item& item, State& state) {
+    const int b = item.b, lane = block.lane;
+    const float* q = shared.mixer[b] + item.head / shape.heads_per_key * 2 * DK;
     const float* k = q + DK;
-    float qq = 0.0f, kk = 0.0f, kq = 0.0f;
+    float ks[kLoads], qs[kLoads], qq = 0.0f, kk = 0.0f, kq = 0.0f;
 #pragma unroll
-    for (int i = lane; i < DK; i += kWarp) {
-      qq = fmaf(q[i], q[i], qq);
-      kk = fmaf(k[i], k[i], kk);
-      kq = fmaf(k[i], q[i], kq);
+    for (int i = 0; i < kLoads; ++i) {
+      ks[i] = k[i * kWarp + lane];
+      qs[i] = q[i * kWarp + lane];
+      qq = fmaf(qs[i], qs[i], qq);
+      kk = fmaf(ks[i], ks[i], kk);
+      kq = fmaf(ks[i], qs[i], kq);
     }
     float beta = 0.0f, decay = 0.0f;
     if (lane < block.k_blocks) {
-      beta = shared.gates[b][lane][head];
-      decay = shared.gates[b][lane][kMaxValueHeads + head];
+      beta = shared.gates[b][lane][item.head];
+      decay = shared.gates[b][lane][kMaxValueHeads + item.head];
     }
-    qq = WarpSum(qq);
-    kk = WarpSum(kk);
-    kq = WarpSum(kq);
-    beta = QuickSigmoid(WarpSum(beta) * block.Inverse(b));
-    decay = __expf(-expf(state.a_log) * Softplus(WarpSum(decay) * block.Inverse(b) + state.dt_bias));
-    const float q_scale = rsqrtf(qq + shape.l2_eps) * shape.delta_scale;
-    const float k_scale = rsqrtf(kk + shape.l2_eps);
-
-    float4 u = make_float4(0, 0, 0, 0), o = u;
+    float4 u = make_float4(0, 0, 0, 0), o = u;  // of the state before its decay
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const float ki = k[i * kRowsAtOnce + lane / kVectors], qi = q[i * kRowsAtOnce + lane / kVectors];
-      float4& s = state.s[i];
-      s = {s.x * decay, s.y * decay, s.z * decay, s.w * decay};
-      u = {fmaf(s.x, ki, u.x), fmaf(s.y, ki, u.y), fmaf(s.z, ki, u.z), fmaf(s.w, ki, u.w)};
-      o = {fmaf(s.x, qi, o.x), fmaf(s.y, qi, o.y), fmaf(s.z, qi, o.z), fmaf(s.w, qi, o.w)};
+      const float4 s = state.s[i];
+      u = {fmaf(s.x, ks[i], u.x), fmaf(s.y, ks[i], u.y), fmaf(s.z, ks[i], u.z), fmaf(s.w, ks[i], u.w)};
+      o = {fmaf(s.x, qs[i], o.x), fmaf(s.y, qs[i], o.y), fmaf(s.z, qs[i], o.z), fmaf(s.w, qs[i], o.w)};
     }
-    u = ColumnSums(u);
-    o = ColumnSums(o);
-    const int column = lane % kVectors * 4;  // of this rank's
-    const float* v = shared.own[b] + head * kValueRows + column;
-    const float* z = v + value_heads * kValueRows;
-    const float cross = kq * k_scale * q_scale;
+    // Thirteen sums over the warp, in two loops so that their code stays short.
+    float sums[13] = {qq, kk, kq, beta, decay, u.x, u.y, u.z, u.w, o.x, o.y, o.z, o.w};
+#pragma unroll 1
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (float& sum : sums) sum += __shfl_xor_sync(kFullMask, sum, offset);
+    }
+    beta = QuickSigmoid(sums[3] * block.Inverse(b));
+    decay = __expf(-expf(state.a_log) * Softplus(sums[4] * block.Inverse(b) + state.dt_bias));
+    const float q_scale = rsqrtf(sums[0] + shape.l2_eps) * shape.delta_scale;
+    const float k_scale = rsqrtf(sums[1] + shape.l2_eps);
+    const float cross = sums[2] * k_scale * q_scale;
+    const int column = item.head * kValueRows + item.quad * 4;  // of this rank's
+    const float4 values = *reinterpret_cast<const float4*>(&shared.own[b][column]);
+    const float4 z =
+        *reinterpret_cast<const float4*>(&shared.own[b][value_heads * kValueRows + column]);
+    const float v[4] = {values.x, values.y, values.z, values.w}, gate[4] = {z.x, z.y, z.z, z.w};
+    const float weight[4] = {state.norm.x, state.norm.y, state.norm.z, state.norm.w};
     float e[4], out[4], square = 0.0f;
-    const float us[4] = {u.x, u.y, u.z, u.w}, os[4] = {o.x, o.y, o.z, o.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      e[i] = beta * (v[i] - us[i] * k_scale);
-      out[i] = fmaf(e[i], cross, os[i] * q_scale);
+      e[i] = beta * (v[i] - sums[5 + i] * decay * k_scale);
+      out[i] = fmaf(e[i], cross, sums[9 + i] * decay * q_scale);
       square = fmaf(out[i], out[i], square);
       e[i] *= k_scale;
-      out[i] *= state.norm[i] * QuickSilu(z[i]);
+      out[i] *= weight[i] * QuickSilu(gate[i]);
     }
-#pragma unroll
-    for (int offset = 1; offset < kVectors; offset *= 2)
-      square += __shfl_xor_sync(kFullMask, square, offset);
-    // Lane (vector, rank it sends to).
-    const int to_rank = lane / kVectors;
-    if (to_rank < kRanks) {
-      const uint32_t peer = Mapped(&shared, to_rank) - SharedAddress(&shared);
+    if (lane < kRanks) {
       const SplitPair first = SplitTwo(out[0], out[1]), second = SplitTwo(out[2], out[3]);
-      const int at = head * DV + block.rank * kValueRows + column;
-      const uint32_t ready = SharedAddress(&shared.slice_ready) + peer;
-      Send(SharedAddress(&shared.slice[2 * b][at]) + peer, ready, first.high, second.high);
-      Send(SharedAddress(&shared.slice[2 * b + 1][at]) + peer, ready, first.low, second.low);
-      if (lane % kVectors == 0)
-        Send(SharedAddress(&shared.head_squares[b][head][block.rank]) + peer, ready,
-             __float_as_uint(square));
+      const int at = item.head * DV + block.rank * kValueRows + item.quad * 4;
+      const uint32_t ready = block.Peer(&shared.slice_ready);
+      Send(block.Peer(&shared.slice[2 * b][at]), ready, first.high, second.high);
+      Send(block.Peer(&shared.slice[2 * b + 1][at]), ready, first.low, second.low);
+      Send(block.Peer(&shared.head_squares[b][item.head][block.rank * kQuads + item.quad]), ready,
+           __float_as_uint(square));
     }
+    float* to = StateOf(layer, item) + lane * DV;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const float ki = k[i * kRowsAtOnce + lane / kVectors];
       const float4 s = state.s[i];
-      state.at[i * kRowsAtOnce * (DV / 4)] = {fmaf(ki, e[0], s.x), fmaf(ki, e[1], s.y),
-                                              fmaf(ki, e[2], s.z), fmaf(ki, e[3], s.w)};
+      *reinterpret_cast<float4*>(to + i * kWarp * DV) = {
+          fmaf(ks[i], e[0], s.x * decay), fmaf(ks[i], e[1], s.y * decay),
+          fmaf(ks[i], e[2], s.z * decay), fmaf(ks[i], e[3], s.w * decay)};
     }
   }
 
@@ -251,8 +244,9 @@ struct LinearMixer {
 
   // Asks for what a layer reads of earlier steps.
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
+#pragma unroll 1
     for (int i = threadIdx.x; i < value_heads * B * DK; i += kStepThreads)
-      PrefetchLine(StateOf(layer, i / DK) + i % DK * DV);
+      PrefetchLine(StateOf(layer, ItemAt(i / DK * kQuads)) + i % DK * DV);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (places[i].channel >= 0 && block.half_lane < kConvWidth - 1)
@@ -290,19 +284,22 @@ struct LinearMixer {
                 B * (share.heads * 2 * DK * 4 + 2 * value_heads * kValueRows * 4 +
                      block.k_blocks * 2 * kMaxValueHeads * 4));
 #pragma unroll 1
-    for (int item = block.warp; item < value_heads * B; item += kStepWarps) {
+    for (int item = block.warp; item < Items(); item += kStepWarps) {
       if (item != block.warp) state = LoadState(layer, item);
-      Delta(item, state);
+      Delta(layer, ItemAt(item), state);
     }
     block.Await(&shared.slice_ready, block.slice_parity,
-                B * (value_heads * DV * 4 + value_heads * kRanks * 4));
+                B * value_heads * (DV * 4 + kRanks * kQuads * 4));
   }
 
   __device__ __forceinline__ void Output() {
     if (share.heads == 0) return block.PublishNothing();
     block.MultiplySlice(value_heads * DV / kBoxK, [&](int b, int k_block) {
-      const float v = shared.head_squares[b][k_block * kBoxK / DV][block.half_lane];
-      return rsqrtf(HalfSum(v, block.half_mask) / static_cast<float>(DV) + shape.gated_eps);
+      const float* squares = shared.head_squares[b][k_block * kBoxK / DV];
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) sum += squares[block.half_lane * kQuads + i];
+      return rsqrtf(HalfSum(sum, block.half_mask) / static_cast<float>(DV) + shape.gated_eps);
     });
   }
 };

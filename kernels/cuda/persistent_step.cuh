@@ -34,9 +34,11 @@ __device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B
   };
   int slot = -1, copied = -kSlotsInFlight - 1;
   uint32_t parity = 1, copied_parity = 1;  // an untouched barrier passes for the phase before its first
+#pragma unroll 1
   for (int4 next = load(at + lane); at < end; at += kWarp) {
     const int4 mine = next;
     next = load(at + kWarp + lane);
+#pragma unroll 1
     for (int i = 0; i < min(kWarp, end - at); ++i) {
       const int row = __shfl_sync(kFullMask, mine.x, i), place = __shfl_sync(kFullMask, mine.y, i);
       const int offset = __shfl_sync(kFullMask, mine.z, i), bytes = __shfl_sync(kFullMask, mine.w, i);
@@ -63,17 +65,20 @@ __device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B
 // What the kernel is told of its rows, where every warp finds it.
 template <int B>
 __device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>& shared, int rank) {
+#pragma unroll 1
   for (int i = threadIdx.x; i < B; i += kStepThreads) {
     shared.position[i] = a.positions[i];
     shared.slot[i] = a.state_slot[i];
   }
   const int half = a.shape.rotary_half;
+#pragma unroll 1
   for (int i = threadIdx.x; i < B * half; i += kStepThreads) {
     const int b = i / half;
     const int64_t angle = static_cast<int64_t>(a.positions[b]) * half + i % half;
     shared.cos[b][i % half] = a.rope_cos[angle];
     shared.sin[b][i % half] = a.rope_sin[angle];
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < B * kCachedPages; i += kStepThreads) {
     const int b = i / kCachedPages, last = a.positions[b];
     const int page = rank * CeilDiv(last + 1, kRanks) / kPageTokens + i % kCachedPages;
@@ -98,6 +103,7 @@ struct Mlp {
         [&](const float* parts, int first, int count) {
           const int pairs = count / 4;  // of each row of x; two half warps have neighbours
           const bool upper = block.half_warp % 2 == 1;
+#pragma unroll 1
           for (int pair = block.half_warp; pair < pairs * B; pair += kStepThreads / kRanks) {
             const int b = B == 1 ? 0 : pair / pairs, i = (pair - b * pairs) * 2, row = i / 4 * 8 + i % 4;
             const float factor = block.Inverse(b);
@@ -136,6 +142,7 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
   block.template MultiplyStream<1>(
       tiles * kTile, [](const char*, const uint32_t(&)[4][2]) {},
       [&](const float* parts, int first, int count) {
+#pragma unroll 1
         for (int pair = block.half_warp; pair < count / 2 * B; pair += kStepThreads / kRanks) {
           const int b = pair % B, row = pair / B * 2;
           const float x = block.SumParts(parts, row, b), y = block.SumParts(parts, row + 1, b);
@@ -265,6 +272,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
   } else {
     ArriveAtCluster();
     const int words = a.shape.layers * static_cast<int>(sizeof(StepLayer) / 8);
+#pragma unroll 1
     for (int i = threadIdx.x; i < words; i += kStepThreads)
       reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(a.layers)[i];
     TakeInputs<B>(a, shared, static_cast<int>(ClusterRank()));
