@@ -19,7 +19,7 @@ struct AttentionMixer {
 
   static constexpr int kRows = D / kRanks;    // of a head, this rank's
   static constexpr int kPer = D / kWarp;      // elements of a head, a lane's
-  static constexpr int kAtOnce = D == 256 ? 2 : 4;  // positions of a warp
+  static constexpr int kAtOnce = D == 256 ? 4 : 8;  // positions of a warp
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
@@ -64,8 +64,8 @@ struct AttentionMixer {
   __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int local, int b,
                                          const Place& p) {
     const float factor = block.Inverse(b);
-    float x = block.SumParts(parts, local, b) * factor;
-    float y = block.SumParts(parts, local + 1, b) * factor;
+    const float2 sums = block.SumPair(parts, local, b);
+    float x = sums.x * factor, y = sums.y * factor;
     const float* bias = p.role == Role::kQuery  ? layer.q_bias
                         : p.role == Role::kKey  ? layer.k_bias
                         : p.role == Role::kValue ? layer.v_bias
@@ -260,7 +260,7 @@ struct AttentionMixer {
     const int pairs = share.heads * kRows / 2;  // of each row of x; two half warps have neighbours
     const bool upper = block.half_warp % 2 == 1;
 #pragma unroll 1
-    for (int pair = block.half_warp; pair < pairs * B; pair += kStepThreads / kRanks) {
+    for (int pair = block.half_warp; pair < pairs * B; pair += kHalfWarps) {
       const int b = B == 1 ? 0 : pair / pairs, at = (pair - b * pairs) * 2;
       const int head = at / kRows, i = at % kRows;
       const float2 part = shared.softmax[b][head][block.half_lane];
@@ -298,35 +298,41 @@ struct AttentionMixer {
     }
   }
 
-  static constexpr int kPairs = kStepThreads / kRanks;
-  Place places[2] = {Locate(block.half_warp * 2), Locate((block.half_warp + kPairs) * 2)};
-  // Larger heads' first positions have no room in the registers beside the projection's.
-  static constexpr bool kEarly = D <= 128;
+  // One row of x has at most so many pairs for a half warp.
+  static constexpr int kEarly = 4;
+  Place places[kEarly] = {Locate(block.half_warp * 2), Locate((block.half_warp + kHalfWarps) * 2),
+                          Locate((block.half_warp + 2 * kHalfWarps) * 2),
+                          Locate((block.half_warp + 3 * kHalfWarps) * 2)};
   __device__ __forceinline__ int FirstPosition() const {
     return share.heads > 0 ? PartOf(0).begin + block.warp : INT_MAX / 2;  // none
   }
   Cached cached;  // what this warp attends to first; asked for long before the queries are there
 
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    if constexpr (kEarly) cached = Load(layer, 0, FirstPosition());
-    float norm = 0.0f;
-    if (shape.head_norms && threadIdx.x < 2 * D)
-      norm = shape.head_norm_offset +
-             (threadIdx.x < D ? layer.q_norm[threadIdx.x] : layer.k_norm[threadIdx.x - D]);
+    cached = Load(layer, 0, FirstPosition());
+    float q_norm = 0.0f, k_norm = 0.0f;
+    if (shape.head_norms && threadIdx.x < D) {
+      q_norm = shape.head_norm_offset + layer.q_norm[threadIdx.x];
+      k_norm = shape.head_norm_offset + layer.k_norm[threadIdx.x];
+    }
     block.AwaitStream();
     if (share.heads == 0) return;
-    if (threadIdx.x < 2 * D) shared.head_norms[threadIdx.x / D][threadIdx.x % D] = norm;
+    if (threadIdx.x < D) {
+      shared.head_norms[0][threadIdx.x] = q_norm;
+      shared.head_norms[1][threadIdx.x] = k_norm;
+    }
     block.template MultiplyStream<4>(
-        rows, [](const char*, const uint32_t(&)[4][2]) {},
+        rows, [](const char*, const uint32_t(&)[kBlocksOfWarp][4][2]) {},
         [&](const float* parts, int first, int count) {
-          if constexpr (B == 1) {  // at most two pairs a half warp
-            if (block.half_warp < count / 2)
-              Finish(layer, parts, block.half_warp * 2, 0, places[0]);
-            if (block.half_warp + kPairs < count / 2)
-              Finish(layer, parts, (block.half_warp + kPairs) * 2, 0, places[1]);
+          if constexpr (B == 1) {
+#pragma unroll
+            for (int i = 0; i < kEarly; ++i) {
+              const int pair = block.half_warp + i * kHalfWarps;
+              if (pair < count / 2) Finish(layer, parts, pair * 2, 0, places[i]);
+            }
           } else {
 #pragma unroll 1
-            for (int i = block.half_warp; i < count / 2 * B; i += kPairs) {
+            for (int i = block.half_warp; i < count / 2 * B; i += kHalfWarps) {
               const int b = i / (count / 2), local = (i - b * (count / 2)) * 2;
               Finish(layer, parts, local, b, Locate(first + local));
             }
@@ -339,7 +345,6 @@ struct AttentionMixer {
     int bytes = B * share.heads * (D * 4 + (shape.gated ? kRows * 4 : 0));
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += PartOf(b).owner == block.rank ? 2 * D * 4 : 0;
-    if constexpr (!kEarly) cached = Load(layer, 0, FirstPosition());
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {

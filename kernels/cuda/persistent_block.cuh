@@ -14,6 +14,9 @@ constexpr int kMixerFloats = 1024;              // a row's queries, keys and val
 constexpr int kCachedPages = 64;                // of a rank's share of a sequence
 constexpr int kMaxRotaryHalf = 64;
 constexpr int kConsumerBarrier = 1;
+constexpr int kHalfWarps = kStepThreads / kRanks;
+constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // rows of eight lanes
+constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kStepWarps;  // of 64 elements of K
 
 // Tiles between two barriers.
 template <int B>
@@ -106,7 +109,7 @@ struct StepBlock {
   uint32_t turn = 0;       // of the parts
   uint32_t hop = 0;        // of the stream's partial sums
   uint32_t first_epoch = 0;
-  float hidden[B] = {};    // the stream's row threadIdx.x / 8 of this rank
+  float hidden[B][kStreamSpan] = {};  // the stream's rows of these eight lanes
   float inverse[B] = {};   // the norm's factor
 
   __device__ __forceinline__ StepBlock(const StepArguments& arguments, StepShared<B>& s, char* r)
@@ -141,19 +144,27 @@ struct StepBlock {
     }
   }
 
+  // Which of this rank's rows of the stream are these eight lanes'.
+  __device__ __forceinline__ int StreamRow(int i) const {
+    return threadIdx.x / 8 + i * (kStepThreads / 8);
+  }
+
   // The stream's rows, scaled by the norm's weight, to every rank, sixteen bytes at a time; with them
-  // the sum of their squares, warp by warp.
-  __device__ __forceinline__ void SendStream(float weight) {
-    const int row = threadIdx.x / 8;
+  // the sum of their squares.
+  __device__ __forceinline__ void SendStream(const float (&weight)[kStreamSpan]) {
 #pragma unroll
     for (int b = 0; b < B; ++b) {
-      const float v = hidden[b] * weight;
-      const bf16 high = __float2bfloat16_rn(v);
-      if (lane % 8 == 0 && row < stream_rows) {
-        shared.outgoing[2 * b][row] = high;
-        shared.outgoing[2 * b + 1][row] = __float2bfloat16_rn(v - __bfloat162float(high));
+      float square = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kStreamSpan; ++i) {
+        const float v = hidden[b][i] * weight[i];
+        const bf16 high = __float2bfloat16_rn(v);
+        if (lane % 8 == 0 && StreamRow(i) < stream_rows) {
+          shared.outgoing[2 * b][StreamRow(i)] = high;
+          shared.outgoing[2 * b + 1][StreamRow(i)] = __float2bfloat16_rn(v - __bfloat162float(high));
+        }
+        square = fmaf(hidden[b][i], hidden[b][i], square);  // the same in the row's eight lanes
       }
-      float square = hidden[b] * hidden[b];  // the same in the row's eight lanes
       square += __shfl_xor_sync(kFullMask, square, 8);
       square += __shfl_xor_sync(kFullMask, square, 16);
       if (lane == 0) shared.own_squares[b][warp] = square;
@@ -162,12 +173,12 @@ struct StepBlock {
     const uint32_t ready = Peer(&shared.stream_ready);
     const int vectors = stream_rows / 8;
 #pragma unroll 1
-    for (int i = half_warp; i < 2 * B * vectors; i += kStepThreads / kRanks) {
+    for (int i = half_warp; i < 2 * B * vectors; i += kHalfWarps) {
       const int column = i / vectors, at = (i - column * vectors) * 8;
       Send(Peer(&shared.stream[column][rank * stream_rows + at]), ready,
            *reinterpret_cast<const uint4*>(&shared.outgoing[column][at]));
     }
-    const int b = kStepThreads / kRanks - 1 - half_warp;  // whoever has nothing else to send
+    const int b = kHalfWarps - 1 - half_warp;  // whoever has least to send
     if (b >= B) return;
     float sum = 0.0f;
 #pragma unroll
@@ -178,22 +189,30 @@ struct StepBlock {
     Send(Peer(&shared.squares[b][rank]), ready, __float_as_uint(sum));
   }
 
-  // Where in `norm` this thread's row of the stream is; 0 for threads without one.
-  __device__ __forceinline__ float StreamWeight(const float* norm) const {
-    const int row = threadIdx.x / 8;
-    return row < stream_rows ? a.shape.norm_offset + norm[rank * stream_rows + row] : 0.0f;
+  // The norm's weights of these lanes' rows; 0 where there is none.
+  struct Weights {
+    float v[kStreamSpan];
+  };
+  __device__ __forceinline__ Weights StreamWeights(const float* norm) const {
+    Weights w;
+#pragma unroll
+    for (int i = 0; i < kStreamSpan; ++i) {
+      const int row = StreamRow(i);
+      w.v[i] = row < stream_rows ? a.shape.norm_offset + norm[rank * stream_rows + row] : 0.0f;
+    }
+    return w;
   }
 
   __device__ __forceinline__ void Embed(const float* norm) {
-    const float weight = StreamWeight(norm);
-    const int row = threadIdx.x / 8;
+    const Weights weights = StreamWeights(norm);
 #pragma unroll
     for (int b = 0; b < B; ++b) {
-      hidden[b] = row < stream_rows ? ToFloat(a.embedding.At(
-                                          max(a.token_ids[b], 0))[rank * stream_rows + row])
-                                    : 0.0f;
+      const bf16* from = a.embedding.At(max(a.token_ids[b], 0)) + rank * stream_rows;
+#pragma unroll
+      for (int i = 0; i < kStreamSpan; ++i)
+        hidden[b][i] = StreamRow(i) < stream_rows ? ToFloat(from[StreamRow(i)]) : 0.0f;
     }
-    SendStream(weight);
+    SendStream(weights.v);
   }
 
   __device__ __forceinline__ unsigned long long* Word(int b, int row, int of_cluster) const {
@@ -204,31 +223,44 @@ struct StepBlock {
   // Adds what every cluster has made of this rank's rows, in order of the clusters' pairs, pairs of
   // pairs and halves, and passes the stream on.
   __device__ __forceinline__ void Hop(const float* norm) {
-    const float weight = StreamWeight(norm);
-    const int row = threadIdx.x / 8, of_cluster = lane % 8;
-    const bool reads = row < stream_rows && of_cluster < a.shape.clusters;
+    const Weights weights = StreamWeights(norm);
+    const int of_cluster = lane % 8;
     const uint32_t epoch = first_epoch + hop;
-    unsigned long long words[B];
+    unsigned long long words[B][kStreamSpan];
     Patience patience;
 #pragma unroll 1
-    for (bool done = !reads; !done; patience.Try()) {
+    for (bool done = of_cluster >= a.shape.clusters; !done; patience.Try()) {
       done = true;
 #pragma unroll
-      for (int b = 0; b < B; ++b) words[b] = ReadWord(Word(b, rank * stream_rows + row, of_cluster));
+      for (int b = 0; b < B; ++b) {
 #pragma unroll
-      for (int b = 0; b < B; ++b) done &= static_cast<uint32_t>(words[b] >> 32) == epoch;
+        for (int i = 0; i < kStreamSpan; ++i) {
+          const int row = min(StreamRow(i), stream_rows - 1);
+          words[b][i] = ReadWord(Word(b, rank * stream_rows + row, of_cluster));
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < B; ++b) {
+#pragma unroll
+        for (int i = 0; i < kStreamSpan; ++i)
+          done &= static_cast<uint32_t>(words[b][i] >> 32) == epoch;
+      }
     }
     __syncwarp();
 #pragma unroll
     for (int b = 0; b < B; ++b) {
-      float v = reads ? __uint_as_float(static_cast<uint32_t>(words[b])) : 0.0f;
-      v += __shfl_xor_sync(kFullMask, v, 1);
-      v += __shfl_xor_sync(kFullMask, v, 2);
-      v += __shfl_xor_sync(kFullMask, v, 4);
-      hidden[b] += v;
+#pragma unroll
+      for (int i = 0; i < kStreamSpan; ++i) {
+        const bool counts = of_cluster < a.shape.clusters && StreamRow(i) < stream_rows;
+        float v = counts ? __uint_as_float(static_cast<uint32_t>(words[b][i])) : 0.0f;
+        v += __shfl_xor_sync(kFullMask, v, 1);
+        v += __shfl_xor_sync(kFullMask, v, 2);
+        v += __shfl_xor_sync(kFullMask, v, 4);
+        hidden[b][i] += v;
+      }
     }
     ++hop;
-    SendStream(weight);
+    SendStream(weights.v);
   }
 
   __device__ __forceinline__ void AwaitStream() {
@@ -294,23 +326,32 @@ struct StepBlock {
     to[8 * B] = sums.y;
   }
 
-  // The sum of an output's parts; sixteen lanes call it together.
-  __device__ __forceinline__ float SumParts(const float* parts, int row, int b) const {
-    const float v =
-        half_lane < k_blocks
-            ? parts[half_lane * StepShared<B>::kPartStride + row * B + b]
-            : 0.0f;
-    return HalfSum(v, half_mask);
+  // The sums of two neighbouring outputs' parts; the sixteen lanes of a half warp call it together:
+  // eight add up the first output's parts, eight the second's.
+  __device__ __forceinline__ float2 SumPair(const float* parts, int row, int b) const {
+    const int part = half_lane % kStepWarps;
+    float v = part < k_blocks ? parts[part * StepShared<B>::kPartStride +
+                                      (row + half_lane / kStepWarps) * B + b]
+                              : 0.0f;
+#pragma unroll
+    for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
+      v += __shfl_xor_sync(half_mask, v, offset);
+    const float other = __shfl_xor_sync(half_mask, v, kStepWarps);
+    return half_lane < kStepWarps ? make_float2(v, other) : make_float2(other, v);
   }
 
-  // `rows` rows of weights, tile by tile from the ring, times the stream: each warp has 64 elements
-  // of K. A tile is `boxes` copied boxes of 16 / boxes rows each. before(slot) runs once with the
-  // first slot; finish(parts, first, count) is called for every few tiles, when their parts are there.
+  // `rows` rows of weights, tile by tile from the ring, times the stream: each warp has every eighth
+  // 64 elements of K. A tile is `Boxes` copied boxes of 16 / Boxes rows each. before(weights, x) runs
+  // once with the first slot; finish(parts, first, count) every few tiles, when their parts are
+  // there.
   template <int Boxes, typename Before, typename Finish>
   __device__ __forceinline__ void MultiplyStream(int rows, Before before, Finish finish) {
-    uint32_t x[4][2];
-    const bool works = warp < k_blocks;
-    if (works) LoadColumns(x, shared.stream[0], kMaxStepHidden + 8, warp * kBoxK);
+    uint32_t x[kBlocksOfWarp][4][2];
+#pragma unroll
+    for (int i = 0; i < kBlocksOfWarp; ++i) {
+      const int block = warp + i * kStepWarps;
+      if (block < k_blocks) LoadColumns(x[i], shared.stream[0], kMaxStepHidden + 8, block * kBoxK);
+    }
     constexpr int kBoxRows = kTile / Boxes;
     const int row = lane % kTile;
     const int at = row / kBoxRows * (k_blocks * kBoxRows * 128 + kBoxGap) +
@@ -322,7 +363,15 @@ struct StepBlock {
 #pragma unroll 1
       for (int tile = 0; tile * kTile < count; ++tile) {
         const char* weights = AwaitSlot();
-        if (works) PutParts(parts, warp, tile * kTile, MultiplyTile(weights + at, x));
+        float2 sums = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int i = 0; i < kBlocksOfWarp; ++i) {
+          if (warp + i * kStepWarps >= k_blocks) continue;
+          const float2 v = MultiplyTile(weights + at + i * kStepWarps * kBoxRows * 128, x[i]);
+          sums.x += v.x;
+          sums.y += v.y;
+        }
+        PutParts(parts, warp, tile * kTile, sums);
         if (first == 0 && tile == 0) before(weights + kGatesAt, x);
         ReleaseSlot();
       }
@@ -336,25 +385,26 @@ struct StepBlock {
   // the sums are published for every cluster. scale(b, block) weighs a block's part of row b.
   template <typename Scale>
   __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
+    constexpr int kParts = kStepWarps / 4;
     const int tile = warp % 4, part = warp / 4;
     float2 sums = make_float2(0.0f, 0.0f);
 #pragma unroll 1
     for (int first = 0; first < slice_blocks; first += 4) {
-      const int block = first + part;
-      float factor = 0.0f;
-      if (block < slice_blocks) {
+      const char* weights = AwaitSlot();
+#pragma unroll
+      for (int j = 0; j < 4 / kParts; ++j) {
+        const int i = part + j * kParts, block = first + i;
+        if (block >= slice_blocks || tile * kTile >= stream_rows) continue;
+        uint32_t x[4][2];
+        LoadColumns(x, shared.slice[0], kMaxSliceK + 8, block * kBoxK);
+        const float2 v =
+            MultiplyTile(weights + (i * stream_rows + tile * kTile + lane % kTile) * 128, x);
+        float factor = 0.0f;
 #pragma unroll
         for (int b = 0; b < B; ++b) {
           const float f = scale(b, block);
           factor = lane % 4 == b ? f : factor;
         }
-      }
-      const char* weights = AwaitSlot();
-      if (block < slice_blocks && tile * kTile < stream_rows) {
-        uint32_t x[4][2];
-        LoadColumns(x, shared.slice[0], kMaxSliceK + 8, block * kBoxK);
-        const float2 v =
-            MultiplyTile(weights + (part * stream_rows + tile * kTile + lane % kTile) * 128, x);
         sums.x = fmaf(factor, v.x, sums.x);
         sums.y = fmaf(factor, v.y, sums.y);
       }
@@ -367,7 +417,7 @@ struct StepBlock {
     for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads) {
       float v = 0.0f;
 #pragma unroll
-      for (int p = 0; p < 4; ++p) v += parts[p * StepShared<B>::kPartStride + i];
+      for (int p = 0; p < kParts; ++p) v += parts[p * StepShared<B>::kPartStride + i];
       PublishWord(Word(i % B, rank * stream_rows + i / B, cluster), v, first_epoch + hop);
     }
   }

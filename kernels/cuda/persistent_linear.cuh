@@ -99,8 +99,8 @@ struct LinearMixer {
   __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int local,
                                          const Place& p, const Channels& c) {
     const float factor = block.Inverse(p.b);
-    float2 v = make_float2(block.SumParts(parts, local, p.b) * factor,
-                           block.SumParts(parts, local + 1, p.b) * factor);
+    float2 v = block.SumPair(parts, local, p.b);
+    v = make_float2(v.x * factor, v.y * factor);
     if (p.role != Role::kGate) v = Convolve(layer, p, c, v);
     if (p.role == Role::kQuery || p.role == Role::kKey || block.half_lane == block.rank)
       Send(block.Peer(p.to), block.Peer(&shared.mixer_ready), __float_as_uint(v.x),
@@ -108,9 +108,14 @@ struct LinearMixer {
   }
 
   // This rank's 64 columns of the gates' rows, b above a, to every rank.
-  __device__ __forceinline__ void SendGates(const char* weights, const uint32_t (&x)[4][2]) {
-    if (block.warp != block.rank || block.rank >= block.k_blocks) return;
-    const float2 sums = block.MultiplyTile(weights + block.lane % kTile * 128, x);
+  __device__ __forceinline__ void SendGates(const char* weights,
+                                            const uint32_t (&x)[kBlocksOfWarp][4][2]) {
+    if (block.warp != block.rank % kStepWarps || block.rank >= block.k_blocks) return;
+    uint32_t mine[4][2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      mine[i / 2][i % 2] = block.rank < kStepWarps ? x[0][i / 2][i % 2] : x[1][i / 2][i % 2];
+    const float2 sums = block.MultiplyTile(weights + block.lane % kTile * 128, mine);
 #pragma unroll
     for (int b = 0; b < B; ++b) {
       uint32_t v[kMaxValueHeads];
@@ -239,8 +244,11 @@ struct LinearMixer {
     }
   }
 
-  static constexpr int kPairs = kStepThreads / kRanks;
-  Place places[2] = {Locate(block.half_warp), Locate(block.half_warp + kPairs)};
+  // One row of x has at most so many pairs for a half warp.
+  static constexpr int kEarly = 4;
+  Place places[kEarly] = {Locate(block.half_warp), Locate(block.half_warp + kHalfWarps),
+                          Locate(block.half_warp + 2 * kHalfWarps),
+                          Locate(block.half_warp + 3 * kHalfWarps)};
 
   // Asks for what a layer reads of earlier steps.
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
@@ -248,27 +256,33 @@ struct LinearMixer {
     for (int i = threadIdx.x; i < value_heads * B * DK; i += kStepThreads)
       PrefetchLine(StateOf(layer, ItemAt(i / DK * kQuads)) + i % DK * DV);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kEarly; ++i) {
       if (places[i].channel >= 0 && block.half_lane < kConvWidth - 1)
         PrefetchLine(TailOf(layer, places[i]) + static_cast<int64_t>(block.half_lane) * channels);
     }
   }
 
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    const Channels early[2] = {Load(layer, places[0]), Load(layer, places[1])};
+    Channels early[kEarly];
+    if constexpr (B == 1) {
+#pragma unroll
+      for (int i = 0; i < kEarly; ++i) early[i] = Load(layer, places[i]);
+    }
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4>(
-        rows, [&](const char* gates, const uint32_t(&x)[4][2]) { SendGates(gates, x); },
+        rows,
+        [&](const char* gates, const uint32_t(&x)[kBlocksOfWarp][4][2]) { SendGates(gates, x); },
         [&](const float* parts, int first, int count) {
-          if constexpr (B == 1) {  // at most two pairs a half warp
-            if (block.half_warp < count / 2)
-              Finish(layer, parts, block.half_warp * 2, places[0], early[0]);
-            if (block.half_warp + kPairs < count / 2)
-              Finish(layer, parts, (block.half_warp + kPairs) * 2, places[1], early[1]);
+          if constexpr (B == 1) {
+#pragma unroll
+            for (int i = 0; i < kEarly; ++i) {
+              const int pair = block.half_warp + i * kHalfWarps;
+              if (pair < count / 2) Finish(layer, parts, pair * 2, places[i], early[i]);
+            }
           } else {
 #pragma unroll 1
-            for (int i = block.half_warp; i < count / 2 * B; i += kPairs) {
+            for (int i = block.half_warp; i < count / 2 * B; i += kHalfWarps) {
               const int b = i / (count / 2), local = (i - b * (count / 2)) * 2;
               const Place place = Locate(b * (rows / 2) + (first + local) / 2);
               Finish(layer, parts, local, place, Load(layer, place));

@@ -282,6 +282,9 @@ class Scheduler {
     const int slice = c.heads * (linear ? h.heads_per_key * h.value_dim : h.head_dim);
     Need(slice <= kMaxSliceK && slice % kBoxK == 0 && c.units * kBoxK <= kMaxSliceK,
          "a cluster's share of ", slice, " or ", c.units * kBoxK, " columns does not fit");
+    const int rows = linear ? c.heads * 2 * (h.key_dim + h.heads_per_key * h.value_dim)
+                            : (c.heads * (h.gated ? 2 : 1) + 2) * h.head_dim;
+    Need(rows <= 128 * kRanks, "a cluster's share of ", rows, " rows of a projection does not fit");
     if (linear) {
       Need(c.heads * h.heads_per_key <= kMaxValueHeads && c.heads * 2 * h.key_dim <= 1024 &&
                2 * c.heads * h.heads_per_key * h.value_dim / kRanks <= 64,

@@ -1,6 +1,6 @@
 // The persistent plan: a decode step as one kernel, for B rows. One warp of each block streams the block's share
 // of all weights, in order, through a ring of slots in shared memory and never waits for anything
-// else; sixteen warps multiply and mix. Inside a cluster activations go from shared memory to shared
+// else; eight warps multiply and mix. Inside a cluster activations go from shared memory to shared
 // memory; between clusters, twice a layer, as words that carry the epoch they belong to, so that no
 // barrier spans the grid.
 #pragma once
@@ -99,18 +99,17 @@ struct Mlp {
     block.AwaitStream();
     if (share.units == 0) return;
     block.template MultiplyStream<4>(
-        2 * columns, [](const char*, const uint32_t(&)[4][2]) {},
+        2 * columns, [](const char*, const uint32_t(&)[kBlocksOfWarp][4][2]) {},
         [&](const float* parts, int first, int count) {
           const int pairs = count / 4;  // of each row of x; two half warps have neighbours
           const bool upper = block.half_warp % 2 == 1;
 #pragma unroll 1
-          for (int pair = block.half_warp; pair < pairs * B; pair += kStepThreads / kRanks) {
+          for (int pair = block.half_warp; pair < pairs * B; pair += kHalfWarps) {
             const int b = B == 1 ? 0 : pair / pairs, i = (pair - b * pairs) * 2, row = i / 4 * 8 + i % 4;
             const float factor = block.Inverse(b);
-            const float x = QuickSilu(block.SumParts(parts, row, b) * factor) *
-                            (block.SumParts(parts, row + 4, b) * factor);
-            const float y = QuickSilu(block.SumParts(parts, row + 1, b) * factor) *
-                            (block.SumParts(parts, row + 5, b) * factor);
+            const float2 gate = block.SumPair(parts, row, b), up = block.SumPair(parts, row + 4, b);
+            const float x = QuickSilu(gate.x * factor) * (up.x * factor);
+            const float y = QuickSilu(gate.y * factor) * (up.y * factor);
             const uint2 words = JoinPairs(SplitTwo(x, y), upper);
             const int k = block.rank * columns + first / 2 + i - (upper ? 2 : 0);
             Send(block.Peer(&shared.slice[2 * b + (upper ? 1 : 0)][k]),
@@ -140,15 +139,15 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
   }
   block.AwaitStream();
   block.template MultiplyStream<1>(
-      tiles * kTile, [](const char*, const uint32_t(&)[4][2]) {},
+      tiles * kTile, [](const char*, const uint32_t(&)[kBlocksOfWarp][4][2]) {},
       [&](const float* parts, int first, int count) {
 #pragma unroll 1
-        for (int pair = block.half_warp; pair < count / 2 * B; pair += kStepThreads / kRanks) {
+        for (int pair = block.half_warp; pair < count / 2 * B; pair += kHalfWarps) {
           const int b = pair % B, row = pair / B * 2;
-          const float x = block.SumParts(parts, row, b), y = block.SumParts(parts, row + 1, b);
+          const float2 sums = block.SumPair(parts, row, b);
           const int id = first_tile * kTile + first + row + block.half_lane;
           if (block.half_lane > 1 || id >= a.shape.vocab) continue;
-          const float logit = (block.half_lane == 0 ? x : y) * block.Inverse(b);
+          const float logit = (block.half_lane == 0 ? sums.x : sums.y) * block.Inverse(b);
 #pragma unroll
           for (int i = 0; i < B; ++i) {
             if (i != b) continue;

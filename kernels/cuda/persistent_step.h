@@ -17,7 +17,7 @@ namespace qwend::cuda {
 
 constexpr int kRanks = 16;           // blocks of a cluster
 constexpr int kMaxClusters = 8;      // lanes that read one word of each
-constexpr int kStepWarps = 16;       // that compute
+constexpr int kStepWarps = 8;       // that compute
 constexpr int kStepThreads = kStepWarps * kWarp;
 constexpr int kMaxStepRows = 8;      // rows of x in one pass
 constexpr int kBoxK = 64;            // elements of K in a copied box: 128 bytes
