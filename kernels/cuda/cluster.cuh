@@ -85,7 +85,7 @@ __device__ __forceinline__ uint64_t NanosecondClock() {
 
 // What a wait that has lasted long asks now and then: one that never ends is a fault, so that the
 // launch fails and its caller hears of it, where it would spin for ever.
-static __device__ __noinline__ uint64_t GiveUpAfterAWhile(uint64_t since) {
+[[maybe_unused]] static __device__ __noinline__ uint64_t GiveUpAfterAWhile(uint64_t since) {
   constexpr uint64_t kNanoseconds = 20'000'000'000;
   const uint64_t now = NanosecondClock();
   if (since == 0) return now;

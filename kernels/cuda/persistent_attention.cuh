@@ -19,7 +19,7 @@ struct AttentionMixer {
 
   static constexpr int kRows = D / kRanks;    // of a head, this rank's
   static constexpr int kPer = D / kWarp;      // elements of a head, a lane's
-  static constexpr int kAtOnce = D == 256 ? 4 : 8;  // positions of a warp
+  static constexpr int kAtOnce = 4;           // positions of a warp
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
@@ -65,47 +65,41 @@ struct AttentionMixer {
                                          const Place& p) {
     const float factor = block.Inverse(b);
     const float2 sums = block.SumPair(parts, local, b);
-    float x = sums.x * factor, y = sums.y * factor;
-    const float* bias = p.role == Role::kQuery  ? layer.q_bias
-                        : p.role == Role::kKey  ? layer.k_bias
+    const float* bias = p.role == Role::kQuery   ? layer.q_bias
+                        : p.role == Role::kKey   ? layer.k_bias
                         : p.role == Role::kValue ? layer.v_bias
                                                  : nullptr;
-    if (bias != nullptr) {
-      x += bias[p.bias];
-      y += bias[p.bias + 1];
-    }
+    const float x = fmaf(sums.x, factor, bias != nullptr ? bias[p.bias] : 0.0f);
+    const float y = fmaf(sums.y, factor, bias != nullptr ? bias[p.bias + 1] : 0.0f);
     const int only = p.role == Role::kGate ? block.rank : PartOf(b).owner;
     if (p.role != Role::kQuery && block.half_lane != only) return;
     const float* to = p.role == Role::kGate ? &shared.own[b][p.to] : &shared.mixer[b][p.to];
     Send(block.Peer(to), block.Peer(&shared.mixer_ready), __float_as_uint(x), __float_as_uint(y));
   }
 
-  // Where this lane's elements of a position lie in the pages.
-  __device__ __forceinline__ int64_t CacheAt(int b, int position) const {
-    const int index = position / kPageTokens, begin = PartOf(b).begin / kPageTokens;
-    const int64_t page = index - begin < kCachedPages
-                             ? shared.pages[b][index - begin]
-                             : block.a.block_table[b * block.a.block_table_stride + index];
-    return ((page * shape.kv_heads + kv_head) * kPageTokens + position % kPageTokens) * D +
-           block.lane * kPer;
+  // Which row of the pages, seen as [pages * kv_heads * 64, D], a position of this rank's part is.
+  __device__ __forceinline__ int64_t CacheRow(int b, int begin, int position) const {
+    const int index = position / kPageTokens - begin / kPageTokens;
+    const int first = index < kCachedPages
+                          ? shared.page_rows[b][index]
+                          : PageRow(block.a, b, kv_head, position / kPageTokens);
+    return first + position % kPageTokens;
   }
 
   // Keys and values of up to kAtOnce cached positions, every kStepWarps-th from `first`.
   struct Cached {
     Packed<kPer> k[kAtOnce], v[kAtOnce];
   };
-  __device__ __forceinline__ Cached Load(const StepLayer& layer, int b, int first) const {
-    Cached c;
-    const int end = min(PartOf(b).end, shared.position[b]);
+  __device__ __forceinline__ void Load(const StepLayer& layer, int b, int begin, int end, int first,
+                                       Cached& c) const {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int position = first + i * kStepWarps;
       if (position >= end) continue;
-      const int64_t at = CacheAt(b, position);
+      const int64_t at = CacheRow(b, begin, position) * D + block.lane * kPer;
       c.k[i].Load(layer.k_pages + at);
       c.v[i].Load(layer.v_pages + at);
     }
-    return c;
   }
 
   // Norm and rotation of a head whose elements lane * kPer and on are this lane's.
@@ -118,59 +112,75 @@ struct AttentionMixer {
 #pragma unroll
       for (int i = 0; i < kPer; ++i) x[i] *= inverse * weights[block.lane * kPer + i];
     }
-    const int half_lanes = shape.rotary_half / kPer;
+    const int half_lanes = shape.rotary_half / kPer;  // a power of two
+    const int angle = (block.lane & (half_lanes - 1)) * kPer;
+    const bool rotates = block.lane < 2 * half_lanes, lower = block.lane < half_lanes;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const float other = __shfl_xor_sync(kFullMask, x[i], half_lanes);
-      if (block.lane >= 2 * half_lanes) continue;
-      const int angle = block.lane % half_lanes * kPer + i;
-      const float sign = block.lane < half_lanes ? -1.0f : 1.0f;
-      x[i] = x[i] * shared.cos[b][angle] + sign * other * shared.sin[b][angle];
+      const float sin = shared.sin[b][angle + i];
+      if (rotates) x[i] = fmaf(x[i], shared.cos[b][angle + i], other * (lower ? -sin : sin));
     }
   }
 
-  // The newest key and value as the cache keeps them, which the first cluster of the group writes.
-  __device__ __forceinline__ void TakeNewest(const StepLayer& layer, int b, Packed<kPer>& k,
-                                             Packed<kPer>& v) const {
-    float x[kPer];
-    const float* newest = shared.mixer[b] + kv_at + block.lane * kPer;
+  // Each head once for the block, in place: queries normed, rotated and scaled; the newest key and
+  // value as the cache keeps them, by the rank that has their position. The first cluster of a
+  // group writes the cache.
+  __device__ __forceinline__ void PrepareHeads(const StepLayer& layer) const {
+#pragma unroll 1
+    for (int item = block.warp; item < B * (share.heads + 1); item += kStepWarps) {
+      const int b = item % B, head = item / B;
+      const bool query = head < share.heads;
+      const Part part = PartOf(b);
+      if (!query && part.owner != block.rank) continue;
+      float* head_at = shared.mixer[b] + (query ? head * D : kv_at) + block.lane * kPer;
+      float x[kPer];
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) x[i] = newest[i];
-    Prepare(x, shared.head_norms[1], b);
+      for (int i = 0; i < kPer; ++i) x[i] = head_at[i];
+      Prepare(x, shared.head_norms[query ? 0 : 1], b);
+      if (query) {
 #pragma unroll
-    for (int i = 0; i < kPer; i += 2) {
-      const __nv_bfloat162 key = __floats2bfloat162_rn(x[i], x[i + 1]);
-      const __nv_bfloat162 value = __floats2bfloat162_rn(newest[D + i], newest[D + i + 1]);
-      k.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&key);
-      v.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&value);
-    }
-    if (share.first_head % shape.group != 0) return;
-    const int64_t at = CacheAt(b, shared.position[b]);
-    auto* keys = reinterpret_cast<uint32_t*>(layer.k_pages + at);
-    auto* values = reinterpret_cast<uint32_t*>(layer.v_pages + at);
+        for (int i = 0; i < kPer; ++i) head_at[i] = x[i] * shape.attention_scale;
+        continue;
+      }
+      Packed<kPer> k, v;
 #pragma unroll
-    for (int i = 0; i < kPer / 2; ++i) {
-      keys[i] = k.pairs[i];
-      values[i] = v.pairs[i];
+      for (int i = 0; i < kPer; i += 2) {
+        const __nv_bfloat162 key = __floats2bfloat162_rn(x[i], x[i + 1]);
+        const __nv_bfloat162 value = __floats2bfloat162_rn(head_at[D + i], head_at[D + i + 1]);
+        k.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&key);
+        v.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&value);
+      }
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        head_at[i] = k[i];
+        head_at[D + i] = v[i];
+      }
+      if (share.first_head % shape.group != 0) continue;
+      const int64_t at = CacheRow(b, part.begin, shared.position[b]) * D + block.lane * kPer;
+#pragma unroll
+      for (int i = 0; i < kPer / 2; ++i) {
+        reinterpret_cast<uint32_t*>(layer.k_pages + at)[i] = k.pairs[i];
+        reinterpret_cast<uint32_t*>(layer.v_pages + at)[i] = v.pairs[i];
+      }
     }
   }
 
-  // This warp's positions of row b, for one of the cluster's heads; `c` has the first of them.
+  // This warp's positions of row b, for one of the cluster's heads; `c` has the first of them. While
+  // some are worked on, the next are on their way.
   __device__ __forceinline__ Softmax<kPer> Attend(const StepLayer& layer, int b, int head,
-                                                  Cached c) const {
+                                                  Cached& c) const {
     float q[kPer];
 #pragma unroll
     for (int i = 0; i < kPer; ++i) q[i] = shared.mixer[b][head * D + block.lane * kPer + i];
-    Prepare(q, shared.head_norms[0], b);
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) q[i] *= shape.attention_scale;
     const Part part = PartOf(b);
     const int newest = shared.position[b], end = min(part.end, newest);
     constexpr int kStride = kAtOnce * kStepWarps;
     Softmax<kPer> sums;
 #pragma unroll 1
     for (int first = part.begin + block.warp; first < end; first += kStride) {
-      if (first != part.begin + block.warp) c = Load(layer, b, first);
+      Cached next;
+      Load(layer, b, part.begin, end, first + kStride, next);
       float scores[kAtOnce], most = sums.largest;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -191,15 +201,24 @@ struct AttentionMixer {
       }
       Rescale(sums, most);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) AddPosition(sums, scores[i], c.v[i]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kStepWarps >= end) continue;
+        float v[kPer];
+#pragma unroll
+        for (int j = 0; j < kPer; ++j) v[j] = c.v[i][j];
+        AddPosition(sums, scores[i], v);
+      }
+      c = next;
     }
     if (newest < part.end && newest >= part.begin &&
         (newest - part.begin) % kStepWarps == block.warp) {
-      Packed<kPer> k, v;
-      TakeNewest(layer, b, k, v);
-      float score = 0.0f;
+      const float* k = shared.mixer[b] + kv_at + block.lane * kPer;
+      float score = 0.0f, v[kPer];
 #pragma unroll
-      for (int j = 0; j < kPer; ++j) score = fmaf(q[j], k[j], score);
+      for (int j = 0; j < kPer; ++j) {
+        score = fmaf(q[j], k[j], score);
+        v[j] = k[D + j];
+      }
       score = WarpSum(score);
       Rescale(sums, fmaxf(sums.largest, score));
       AddPosition(sums, score, v);
@@ -214,8 +233,8 @@ struct AttentionMixer {
     for (int j = 0; j < kPer; ++j) sums.values[j] *= old;
   }
   static __device__ __forceinline__ void AddPosition(Softmax<kPer>& sums, float score,
-                                                     const Packed<kPer>& v) {
-    const float p = __expf(score - sums.largest);  // 0 for a position beyond the end
+                                                     const float (&v)[kPer]) {
+    const float p = __expf(score - sums.largest);
     sums.sum += p;
 #pragma unroll
     for (int j = 0; j < kPer; ++j) sums.values[j] = fmaf(p, v[j], sums.values[j]);
@@ -284,14 +303,15 @@ struct AttentionMixer {
   // Asks for what a layer reads of earlier steps.
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
     if (share.heads == 0) return;
-    constexpr int kLineElements = 64, kLines = D / kLineElements;
+    // Of a long sequence the first part only: more would push itself out of L2 again.
+    constexpr int kMostPositions = 512, kLineElements = 64, kLines = D / kLineElements;
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
       const Part part = PartOf(b);
 #pragma unroll 1
-      for (int i = threadIdx.x; i < (part.end - part.begin) * kLines; i += kStepThreads) {
+      for (int i = threadIdx.x; i < min(part.end - part.begin, kMostPositions) * kLines; i += kStepThreads) {
         const int64_t at =
-            CacheAt(b, part.begin + i / kLines) - block.lane * kPer + i % kLines * kLineElements;
+            CacheRow(b, part.begin, part.begin + i / kLines) * D + i % kLines * kLineElements;
         PrefetchLine(layer.k_pages + at);
         PrefetchLine(layer.v_pages + at);
       }
@@ -303,13 +323,16 @@ struct AttentionMixer {
   Place places[kEarly] = {Locate(block.half_warp * 2), Locate((block.half_warp + kHalfWarps) * 2),
                           Locate((block.half_warp + 2 * kHalfWarps) * 2),
                           Locate((block.half_warp + 3 * kHalfWarps) * 2)};
-  __device__ __forceinline__ int FirstPosition() const {
-    return share.heads > 0 ? PartOf(0).begin + block.warp : INT_MAX / 2;  // none
+  __device__ __forceinline__ void LoadFirst(const StepLayer& layer, int b) {
+    const Part part = PartOf(b);
+    const int end = share.heads > 0 ? min(part.end, shared.position[b]) : 0;
+    cached = Cached{};
+    Load(layer, b, part.begin, end, part.begin + block.warp, cached);
   }
   Cached cached;  // what this warp attends to first; asked for long before the queries are there
 
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    cached = Load(layer, 0, FirstPosition());
+    LoadFirst(layer, 0);
     float q_norm = 0.0f, k_norm = 0.0f;
     if (shape.head_norms && threadIdx.x < D) {
       q_norm = shape.head_norm_offset + layer.q_norm[threadIdx.x];
@@ -346,11 +369,13 @@ struct AttentionMixer {
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += PartOf(b).owner == block.rank ? 2 * D * 4 : 0;
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
+    PrepareHeads(layer);
+    block.Sync();
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
 #pragma unroll 1
       for (int head = 0; head < share.heads; ++head) {
-        if (b + head > 0) cached = Load(layer, b, PartOf(b).begin + block.warp);
+        if (b + head > 0) LoadFirst(layer, b);
         Spread(b, head, Attend(layer, b, head, cached));
       }
     }

@@ -45,8 +45,9 @@ struct StepShared {
   alignas(16) float own[B][64];                                        // this rank's values, and what gates them
   float head_squares[B][kMaxValueHeads][2 * kRanks];       // four columns each
   alignas(16) float head_norms[2][256];                    // queries', keys'
+  uint32_t token[kRanks];
   float cos[B][kMaxRotaryHalf], sin[B][kMaxRotaryHalf];
-  int pages[B][kCachedPages];
+  int page_rows[B][kCachedPages];  // where this rank's part of the sequence begins in the pages
   int position[B], slot[B];
   float parts[kPartFloats];                   // of products, in two halves by turns; of attention
   alignas(16) bf16 outgoing[2 * B][kMaxStepHidden / kRanks];  // this rank's part of the stream
@@ -69,6 +70,11 @@ __device__ __forceinline__ SplitPair SplitTwo(float a, float b) {
 // The logistic function and SiLU by the hardware's exponential and quotient, some 1e-6 exact.
 __device__ __forceinline__ float QuickSigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ __forceinline__ float QuickSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+// The first row of a page of row b's sequence in the pages of a layer, seen as rows of a head.
+__device__ __forceinline__ int PageRow(const StepArguments& a, int b, int kv_head, int page) {
+  return (a.block_table[b * a.block_table_stride + page] * a.shape.kv_heads + kv_head) * kPageTokens;
+}
 
 // Two half warps have a pair each: the lower gets both high words, the upper both low ones.
 __device__ __forceinline__ uint2 JoinPairs(const SplitPair& mine, bool upper) {
@@ -422,8 +428,12 @@ struct StepBlock {
     }
   }
 
-  // When a cluster has no part in a block of the model.
+  // When a cluster has no part in a half of a layer. Its ranks wait for one another, as the exchange
+  // inside a half makes the others wait: a rank that ran ahead would count into its neighbours'
+  // current phase of the stream.
   __device__ __forceinline__ void PublishNothing() {
+    if (threadIdx.x < kRanks) Send(Peer(&shared.token[rank]), Peer(&shared.slice_ready), 0u);
+    Await(&shared.slice_ready, slice_parity, kRanks * 4);
 #pragma unroll 1
     for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads)
       PublishWord(Word(i % B, rank * stream_rows + i / B, cluster), 0.0f, first_epoch + hop);

@@ -7,8 +7,8 @@
 
 namespace qwend::cuda {
 
-// How many clusters the device runs at once; prepares the kernel. Once before the first launch,
-// outside of captures.
+// How many clusters the device runs at once, 0 where it cannot run the kernel; prepares the kernel.
+// Once before the first launch, outside of captures.
 template <int B>
 int CountClustersOf(const StepArguments& a);
 template <int B>

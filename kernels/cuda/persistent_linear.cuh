@@ -34,6 +34,7 @@ struct LinearMixer {
   };
   __device__ __forceinline__ Place Locate(int pair) const {
     Place p;
+    if (rows == 0) return p;
     p.b = B == 1 ? 0 : pair / (rows / 2);
     const int b = p.b, row = (pair - b * (rows / 2)) * 2;
     if (b >= B || row >= rows) return p;
@@ -85,6 +86,7 @@ struct LinearMixer {
                                              const Channels& c, float2 newest) const {
     const float2* s = c.samples;
     const float4* w = c.weights;
+    __syncwarp(block.half_mask);  // all sixteen lanes have read the state
     if (block.half_lane < kConvWidth - 1) {
       const float2 v = block.half_lane == 0 ? s[1] : block.half_lane == 1 ? s[2] : newest;
       *reinterpret_cast<float2*>(TailOf(layer, p) +

@@ -1,5 +1,6 @@
 #include "kernels/cuda/persistent_program.h"
 
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/capture.h"
@@ -22,6 +23,13 @@ StepArguments PassOf(StepArguments a, int first, int rows) {
   return a;
 }
 
+// An SM may keep a tensor map that it has used, by its address, so an address that was one map's never
+// becomes another's: these few KB a program live as long as the process.
+void KeepForEver(Buffer maps) {
+  static auto* const kept = new std::vector<Buffer>;
+  kept->push_back(std::move(maps));
+}
+
 // Passes of four, two and one rows, one kernel each, then the sampler. A second graph has the same
 // kernels with timestamps between their operators.
 class PersistentProgram : public Program {
@@ -35,12 +43,16 @@ class PersistentProgram : public Program {
     const auto upload = [&](const auto& table) {
       const int64_t bytes = static_cast<int64_t>(table.size() * sizeof(table[0]));
       memory_.push_back(allocate(bytes));
-      Check(cudaMemcpy(memory_.back().data(), table.data(), bytes, cudaMemcpyHostToDevice),
+      Check(cudaMemcpyAsync(memory_.back().data(), table.data(), bytes, cudaMemcpyHostToDevice,
+                            ctx_.stream),
             "copying a schedule");
+      Check(cudaStreamSynchronize(ctx_.stream), "copying a schedule");
       return memory_.back().data();
     };
     all.layers = static_cast<const StepLayer*>(upload(schedule.layers));
     all.maps = static_cast<const CUtensorMap*>(upload(schedule.maps));
+    KeepForEver(std::move(memory_.back()));
+    memory_.pop_back();
     all.commands = static_cast<const CopyCommand*>(upload(schedule.commands));
     all.first_command = static_cast<const int*>(upload(schedule.first_command));
     all.first_head_tile = static_cast<const int*>(upload(schedule.first_head_tile));
@@ -125,20 +137,23 @@ std::unique_ptr<Program> MakePersistentProgram(std::span<const OpCall> calls,
                                                const LaunchContext& ctx,
                                                const std::function<Buffer(int64_t)>& allocate,
                                                std::string& why_not) {
-  if (!ctx.overlap) {
-    why_not = "the device has no thread block clusters (compute capability 9.0 and 10.0 have)";
+  try {
+    const std::optional<StepSchedule> shape = MakeStepSchedule(calls, 0, why_not);
+    if (!shape) return nullptr;
+    const int clusters = CountClusters(shape->arguments);
+    if (clusters < 2) {
+      why_not = "the device does not run clusters of 16 blocks with 220 KB of shared memory each "
+                "(compute capability 9.0 does)";
+      return nullptr;
+    }
+    const std::optional<StepSchedule> schedule = MakeStepSchedule(calls, clusters, why_not);
+    if (!schedule) return nullptr;
+    return std::make_unique<PersistentProgram>(*schedule, ctx, allocate);
+  } catch (const DeviceError& e) {
+    cudaGetLastError();  // what remains of an error that is not the device's end
+    why_not = e.what();
     return nullptr;
   }
-  const std::optional<StepSchedule> shape = MakeStepSchedule(calls, 0, why_not);
-  if (!shape) return nullptr;
-  const int clusters = CountClusters(shape->arguments);
-  if (clusters < 2) {
-    why_not = "the device has no room for clusters of 16 blocks";
-    return nullptr;
-  }
-  const std::optional<StepSchedule> schedule = MakeStepSchedule(calls, clusters, why_not);
-  if (!schedule) return nullptr;
-  return std::make_unique<PersistentProgram>(*schedule, ctx, allocate);
 }
 
 }  // namespace qwend::cuda

@@ -159,6 +159,14 @@ class Scheduler {
       Need(!g->bias, "output and MLP biases have no place in the persistent kernel");
     }
     Need(ops.in->projections[0].out.dtype == DType::kF32, "activations must be f32");
+    for (const ops::RmsNorm* n : {&ops.in->norm, &ops.gate_up->norm}) {
+      Need(n->weight_offset == shape().norm_offset && n->eps == shape().norm_eps,
+           "the norms of a layer and of the head differ");
+    }
+    Need(ops.down->gemv.weight.cols() == layers_[0].down->gemv.weight.cols() &&
+             ops.gate_up->gate.weight.rows() == ops.down->gemv.weight.cols() &&
+             ops.gate_up->up.weight.rows() == ops.down->gemv.weight.cols(),
+         "the layers' MLPs differ in size");
     if (layer.linear) {
       TakeLinear(ops, layer);
     } else {
@@ -190,8 +198,10 @@ class Scheduler {
          "linear heads of ", h.key_dim, " and ", h.value_dim, "; 64 and 128 are built");
     Need(op.conv.weight.cols() == 4, "a convolution over ", op.conv.weight.cols(),
          " samples; 4 are built");
+    for (int i = 0; i < ops.in->count; ++i)
+      Need(!ops.in->projections[i].bias, "a linear layer's projection has a bias");
     Need(op.conv.state.dtype == DType::kF32 && op.conv.state.contiguous() &&
-             op.rule.state.contiguous(),
+             op.rule.state.dtype == DType::kF32 && op.rule.state.contiguous(),
          "convolution and recurrent state must be f32 and contiguous");
     TakeSequences(op.conv.sequences);
     layer.conv_weight = FloatVector(op.conv.weight, "a layer's vector");
@@ -218,7 +228,12 @@ class Scheduler {
     Need(h.rotary_half <= 64 && h.rotary_half * kWarp % h.head_dim == 0 && lanes > 0 &&
              (lanes & (lanes - 1)) == 0,
          "rotary_dim ", 2 * h.rotary_half, " of ", h.head_dim);
-    Need(op.attention.k_pages.dtype == DType::kBF16, "the cache must be bf16");
+    Need(op.update.k_pages.dtype == DType::kBF16 && op.update.v_pages.dtype == DType::kBF16 &&
+             op.update.k_pages.contiguous() && op.update.v_pages.contiguous(),
+         "the cache must be bf16 and contiguous");
+    Need(op.attention.q.dim(1) % h.kv_heads == 0 && 2 * h.rotary_half <= h.head_dim,
+         op.attention.q.dim(1), " query heads for ", h.kv_heads, ", rotary_dim ",
+         2 * h.rotary_half);
     TakeSequences(op.attention.sequences);
     if (h.head_norms) {
       h.head_norm_offset = op.norm.weight_offset;

@@ -71,6 +71,7 @@ __device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>
     shared.slot[i] = a.state_slot[i];
   }
   const int half = a.shape.rotary_half;
+  const int kv_head = a.shares[0][blockIdx.x / kRanks].first_head / a.shape.group;
 #pragma unroll 1
   for (int i = threadIdx.x; i < B * half; i += kStepThreads) {
     const int b = i / half;
@@ -82,8 +83,8 @@ __device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>
   for (int i = threadIdx.x; i < B * kCachedPages; i += kStepThreads) {
     const int b = i / kCachedPages, last = a.positions[b];
     const int page = rank * CeilDiv(last + 1, kRanks) / kPageTokens + i % kCachedPages;
-    shared.pages[b][i % kCachedPages] =
-        page * kPageTokens <= last ? a.block_table[b * a.block_table_stride + page] : 0;
+    shared.page_rows[b][i % kCachedPages] =
+        page * kPageTokens <= last ? PageRow(a, b, kv_head, page) : 0;
   }
 }
 
@@ -247,6 +248,7 @@ constexpr int kStepBlock = kStepThreads + kWarp;
 template <int B, int D, int DK>
 __global__ void __launch_bounds__(kStepBlock, 1)
     PersistentStepKernel(const __grid_constant__ StepArguments a) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ char raw[];
   char* ring = raw + (1024 - SharedAddress(raw) % 1024) % 1024;
   auto& shared = *reinterpret_cast<StepShared<B>*>(ring + kStepRingBytes<B>);
@@ -283,6 +285,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
   // Nobody leaves while a neighbour may still send.
   ArriveAtCluster();
   AwaitCluster();
+#endif
 }
 
 template <int B>
@@ -320,16 +323,20 @@ auto WithKernel(const StepShape& shape, Use use) {
 template <int B>
 int CountClustersOf(const StepArguments& a) {
   return WithKernel<B>(a.shape, [&](auto kernel) {
-    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-          "allowing clusters of 16");
-    Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               SharedBytes<B>(a)),
-          "raising the persistent kernel's shared memory");
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = Configuration<B>(a, attributes, nullptr);
     config.numAttrs = 1;
     int clusters = 0;
-    Check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "counting clusters");
+    const bool can =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+            cudaSuccess &&
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             SharedBytes<B>(a)) == cudaSuccess &&
+        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess;
+    if (!can) {
+      cudaGetLastError();
+      return 0;
+    }
     return clusters;
   });
 }
