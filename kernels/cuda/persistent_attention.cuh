@@ -166,28 +166,31 @@ struct AttentionMixer {
     }
   }
 
-  // This warp's positions of row b, for one of the cluster's heads; `c` has the first of them. While
+  // This warp's positions of row b, for the cluster's H heads; `cached` has the first of them. While
   // some are worked on, the next are on their way.
-  __device__ __forceinline__ Softmax<kPer> Attend(const StepLayer& layer, int b, int head,
-                                                  Cached& c) const {
-    float q[kPer];
+  template <int H>
+  __device__ __forceinline__ void Attend(const StepLayer& layer, int b, Softmax<kPer> (&sums)[H]) {
+    float q[H][kPer];
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) q[i] = shared.mixer[b][head * D + block.lane * kPer + i];
+    for (int h = 0; h < H; ++h) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) q[h][i] = shared.mixer[b][h * D + block.lane * kPer + i];
+    }
     const Part part = PartOf(b);
     const int newest = shared.position[b], end = min(part.end, newest);
     constexpr int kStride = kAtOnce * kStepWarps;
-    Softmax<kPer> sums;
 #pragma unroll 1
     for (int first = part.begin + block.warp; first < end; first += kStride) {
       Cached next;
       Load(layer, b, part.begin, end, first + kStride, next);
-      float scores[kAtOnce], most = sums.largest;
+      float scores[H * kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        float dot = 0.0f;
+        float k[kPer];
 #pragma unroll
-        for (int j = 0; j < kPer; ++j) dot = fmaf(q[j], c.k[i][j], dot);
-        scores[i] = dot;
+        for (int j = 0; j < kPer; ++j) k[j] = cached.k[i][j];
+#pragma unroll
+        for (int h = 0; h < H; ++h) scores[h * kAtOnce + i] = Dot(q[h], k);
       }
 #pragma unroll 1
       for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -195,35 +198,47 @@ struct AttentionMixer {
         for (float& score : scores) score += __shfl_xor_sync(kFullMask, score, offset);
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i * kStepWarps >= end) scores[i] = -INFINITY;
-        most = fmaxf(most, scores[i]);
+      for (int h = 0; h < H; ++h) {
+        float most = sums[h].largest;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (first + i * kStepWarps < end) most = fmaxf(most, scores[h * kAtOnce + i]);
+        }
+        Rescale(sums[h], most);
       }
-      Rescale(sums, most);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (first + i * kStepWarps >= end) continue;
         float v[kPer];
 #pragma unroll
-        for (int j = 0; j < kPer; ++j) v[j] = c.v[i][j];
-        AddPosition(sums, scores[i], v);
-      }
-      c = next;
-    }
-    if (newest < part.end && newest >= part.begin &&
-        (newest - part.begin) % kStepWarps == block.warp) {
-      const float* k = shared.mixer[b] + kv_at + block.lane * kPer;
-      float score = 0.0f, v[kPer];
+        for (int j = 0; j < kPer; ++j) v[j] = cached.v[i][j];
 #pragma unroll
-      for (int j = 0; j < kPer; ++j) {
-        score = fmaf(q[j], k[j], score);
-        v[j] = k[D + j];
+        for (int h = 0; h < H; ++h) AddPosition(sums[h], scores[h * kAtOnce + i], v);
       }
-      score = WarpSum(score);
-      Rescale(sums, fmaxf(sums.largest, score));
-      AddPosition(sums, score, v);
+      cached = next;
     }
-    return sums;
+    if (newest >= part.end || newest < part.begin ||
+        (newest - part.begin) % kStepWarps != block.warp)
+      return;
+    const float* newest_key = shared.mixer[b] + kv_at + block.lane * kPer;
+    float k[kPer], v[kPer];
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) {
+      k[j] = newest_key[j];
+      v[j] = newest_key[D + j];
+    }
+#pragma unroll
+    for (int h = 0; h < H; ++h) {
+      const float score = WarpSum(Dot(q[h], k));
+      Rescale(sums[h], fmaxf(sums[h].largest, score));
+      AddPosition(sums[h], score, v);
+    }
+  }
+  static __device__ __forceinline__ float Dot(const float (&q)[kPer], const float (&k)[kPer]) {
+    float dot = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kPer; ++j) dot = fmaf(q[j], k[j], dot);
+    return dot;
   }
   static __device__ __forceinline__ void Rescale(Softmax<kPer>& sums, float most) {
     const float old = __expf(sums.largest - most);
@@ -240,38 +255,51 @@ struct AttentionMixer {
     for (int j = 0; j < kPer; ++j) sums.values[j] = fmaf(p, v[j], sums.values[j]);
   }
 
-  // Merges the warps' sums of one head and sends each rank its dimensions of the result.
-  __device__ __forceinline__ void Spread(int b, int head, const Softmax<kPer>& sums) {
+  // Merges the warps' sums of each head and sends each rank its dimensions of the result.
+  template <int H>
+  __device__ __forceinline__ void Spread(int b, const Softmax<kPer> (&sums)[H]) {
     constexpr int kStride = D + 4;
-    float* parts = shared.parts;
-    block.Sync();  // both halves have been read
-    float* mine = parts + block.warp * kStride;
-    if (block.lane == 0) {
-      mine[0] = sums.largest;
-      mine[1] = sums.sum;
-    }
+    block.Sync();  // both halves of the parts have been read
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) mine[4 + block.lane * kPer + i] = sums.values[i];
+    for (int h = 0; h < H; ++h) {
+      float* mine = shared.parts + (h * kStepWarps + block.warp) * kStride;
+      if (block.lane == 0) {
+        mine[0] = sums[h].largest;
+        mine[1] = sums[h].sum;
+      }
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) mine[4 + block.lane * kPer + i] = sums[h].values[i];
+    }
     block.Sync();
     const int at = threadIdx.x;
     if (at >= D) return;
-    float most = -INFINITY;
-#pragma unroll
-    for (int w = 0; w < kStepWarps; ++w) most = fmaxf(most, parts[w * kStride]);
-    float sum = 0.0f, value = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kStepWarps; ++w) {
-      const float largest = parts[w * kStride];
-      const float factor = largest == -INFINITY ? 0.0f : __expf(largest - most);
-      sum = fmaf(factor, parts[w * kStride + 1], sum);
-      value = fmaf(factor, parts[w * kStride + 4 + at], value);
-    }
     const uint32_t peer = Mapped(&shared, at / kRows) - SharedAddress(&shared);
-    Send(SharedAddress(&shared.attended[b][head][at % kRows][block.rank]) + peer,
-         SharedAddress(&shared.merge_ready) + peer, __float_as_uint(value));
-    if (at < kRanks)
-      Send(block.Peer(&shared.softmax[b][head][block.rank]), block.Peer(&shared.merge_ready),
-           __float_as_uint(most), __float_as_uint(sum));
+#pragma unroll 1
+    for (int h = 0; h < H; ++h) {
+      const float* parts = shared.parts + h * kStepWarps * kStride;
+      float most = -INFINITY;
+#pragma unroll
+      for (int w = 0; w < kStepWarps; ++w) most = fmaxf(most, parts[w * kStride]);
+      float sum = 0.0f, value = 0.0f;
+#pragma unroll
+      for (int w = 0; w < kStepWarps; ++w) {
+        const float largest = parts[w * kStride];
+        const float factor = largest == -INFINITY ? 0.0f : __expf(largest - most);
+        sum = fmaf(factor, parts[w * kStride + 1], sum);
+        value = fmaf(factor, parts[w * kStride + 4 + at], value);
+      }
+      Send(SharedAddress(&shared.attended[b][h][at % kRows][block.rank]) + peer,
+           SharedAddress(&shared.merge_ready) + peer, __float_as_uint(value));
+      if (at < kRanks)
+        Send(block.Peer(&shared.softmax[b][h][block.rank]), block.Peer(&shared.merge_ready),
+             __float_as_uint(most), __float_as_uint(sum));
+    }
+  }
+  template <int H>
+  __device__ __forceinline__ void AttendAndSpread(const StepLayer& layer, int b) {
+    Softmax<kPer> sums[H];
+    Attend(layer, b, sums);
+    Spread(b, sums);
   }
 
   // This rank's dimensions of every head, gated, to every rank.
@@ -373,10 +401,11 @@ struct AttentionMixer {
     block.Sync();
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
-#pragma unroll 1
-      for (int head = 0; head < share.heads; ++head) {
-        if (b + head > 0) LoadFirst(layer, b);
-        Spread(b, head, Attend(layer, b, head, cached));
+      if (b > 0) LoadFirst(layer, b);
+      if (share.heads == 1) {
+        AttendAndSpread<1>(layer, b);
+      } else {
+        AttendAndSpread<kMaxPassHeads>(layer, b);
       }
     }
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));

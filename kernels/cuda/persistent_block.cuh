@@ -29,7 +29,7 @@ constexpr int kRingSlots = B == 1 ? 5 : B == 2 ? 4 : 3;
 template <int B>
 struct StepShared {
   static constexpr int kPartStride = kTilesAtOnce<B> * kTile * B + 1;
-  static constexpr int kAttentionStride = 256 + 4;
+  static constexpr int kAttentionStride = kMaxPassHeads * (256 + 4);
   static constexpr int kHalfParts = kStepWarps * kPartStride;
   static constexpr int kPartFloats =
       2 * kHalfParts > kStepWarps * kAttentionStride ? 2 * kHalfParts : kStepWarps * kAttentionStride;

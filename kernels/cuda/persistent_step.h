@@ -28,7 +28,7 @@ constexpr int kBoxGap = 512;  // behind each box of four rows: neighbours fall i
 constexpr int kGatesAt = 34 << 10;  // in a slot: the gates' weights, behind everything else
 constexpr int kSlotStride = 36 << 10;
 constexpr int kMaxStepLayers = 64;
-constexpr int kMaxPassHeads = 2;     // query heads of a cluster
+constexpr int kMaxPassHeads = 2;     // query heads of a cluster: none, one or both
 constexpr int kMaxValueHeads = 8;    // value heads of a cluster
 
 // One request of the tensor engine. `bytes` is what the slot waits for in all, in its first request
