@@ -7,13 +7,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 namespace qwend {
 namespace {
 
-constexpr int kWarmUpRuns = 3;
+using Programs = std::vector<std::unique_ptr<Program>>;
+
+constexpr double kMeasureSeconds = 0.2;  // for all buckets together
 constexpr int kBlocks = 5;
-constexpr double kBlockSeconds = 0.008;
 constexpr double kMaxRuns = 200;  // of a block
 
 double Now() {
@@ -23,13 +25,11 @@ double Now() {
 // Times runs of one program, the device idle before and after.
 class BlockTimer {
  public:
-  BlockTimer(Program& program, const std::function<void()>& synchronize,
+  BlockTimer(Program& program, double block_seconds, const std::function<void()>& synchronize,
              const std::function<double()>& now)
       : program_(program), synchronize_(synchronize), now_(now) {
-    const double each = Block(kWarmUpRuns) / kWarmUpRuns;
-    // The first run of all pays for what no later one does.
-    const double later = std::min(each, Block(1));
-    runs_ = static_cast<int>(std::clamp(kBlockSeconds / std::max(later, 1e-9), 1.0, kMaxRuns));
+    Block(1);  // pays for what no later run does
+    runs_ = static_cast<int>(std::clamp(block_seconds / std::max(Block(1), 1e-9), 1.0, kMaxRuns));
   }
 
   void Measure(int block) { seconds_[block] = Block(runs_) / runs_; }
@@ -55,33 +55,35 @@ class BlockTimer {
   std::array<double, kBlocks> seconds_{};
 };
 
-// The faster of fused and persistent for this step, whose inputs are on the device.
-DecodePlanChoice Choose(Backend& backend, std::span<const OpCall> calls) {
-  DecodePlanChoice choice;
-  const std::unique_ptr<Program> persistent =
-      backend.CompilePersistent(calls, choice.why_not_persistent);
-  if (persistent == nullptr) return choice;
-  const std::unique_ptr<Program> fused = backend.Compile(calls);
-  const StepSeconds seconds = TimeSteps(
-      *fused, *persistent, [&backend] { backend.Synchronize(); }, Now);
-  choice.fused_seconds = seconds.fused;
-  choice.persistent_seconds = seconds.persistent;
-  if (seconds.persistent < seconds.fused) choice.plan = DecodePlan::kPersistent;
-  return choice;
-}
-
 // Every list in the plan. Empty where the backend cannot do one of them, with the reason.
-std::vector<std::unique_ptr<Program>> CompileAll(Backend& backend, DecodePlan plan,
-                                                 std::span<const OpList> lists,
-                                                 const std::function<void(size_t)>& prepare,
-                                                 std::string& why_not) {
-  std::vector<std::unique_ptr<Program>> programs;
+Programs CompileAll(Backend& backend, DecodePlan plan, std::span<const OpList> lists,
+                    const std::function<void(size_t)>& prepare, std::string& why_not) {
+  Programs programs;
   for (size_t i = 0; i < lists.size(); ++i) {
     prepare(i);
     programs.push_back(CompileStep(backend, plan, lists[i].calls(), why_not));
     if (programs.back() == nullptr) return {};
   }
   return programs;
+}
+
+// The one of both that takes less time a row, summed over the buckets.
+DecodePlanChoice Choose(Backend& backend, const Programs& fused, const Programs& persistent,
+                        std::span<const int> buckets, const std::function<void(size_t)>& prepare) {
+  DecodePlanChoice choice;
+  choice.measured_buckets.assign(buckets.begin(), buckets.end());
+  const double seconds_each = kMeasureSeconds / static_cast<double>(buckets.size());
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    prepare(i);
+    const StepSeconds step = TimeSteps(
+        *fused[i], *persistent[i], seconds_each, [&backend] { backend.Synchronize(); }, Now);
+    choice.fused_seconds_a_row += step.fused / buckets[i];
+    choice.persistent_seconds_a_row += step.persistent / buckets[i];
+  }
+  if (choice.persistent_seconds_a_row < choice.fused_seconds_a_row) {
+    choice.plan = DecodePlan::kPersistent;
+  }
+  return choice;
 }
 
 }  // namespace
@@ -102,9 +104,11 @@ const char* PlanName(DecodePlan plan) {
 
 std::string DecodePlanChoice::ToString() const {
   std::string out = PlanName(plan);
-  if (persistent_seconds > 0) {
-    absl::StrAppendFormat(&out, "; measured: %.1f us a step fused, %.1f us persistent",
-                          fused_seconds * 1e6, persistent_seconds * 1e6);
+  if (!measured_buckets.empty()) {
+    absl::StrAppendFormat(&out,
+                          "; measured over buckets %s: %.1f us a row fused, %.1f us persistent",
+                          absl::StrJoin(measured_buckets, ", "), fused_seconds_a_row * 1e6,
+                          persistent_seconds_a_row * 1e6);
   }
   if (!why_not_persistent.empty()) {
     absl::StrAppend(&out, "; persistent is not possible: ", why_not_persistent);
@@ -112,10 +116,12 @@ std::string DecodePlanChoice::ToString() const {
   return out;
 }
 
-StepSeconds TimeSteps(Program& fused, Program& persistent, const std::function<void()>& synchronize,
+StepSeconds TimeSteps(Program& fused, Program& persistent, double seconds,
+                      const std::function<void()>& synchronize,
                       const std::function<double()>& now) {
-  BlockTimer fused_timer(fused, synchronize, now);
-  BlockTimer persistent_timer(persistent, synchronize, now);
+  const double block_seconds = seconds / (2 * kBlocks);
+  BlockTimer fused_timer(fused, block_seconds, synchronize, now);
+  BlockTimer persistent_timer(persistent, block_seconds, synchronize, now);
   for (int block = 0; block < kBlocks; ++block) {
     fused_timer.Measure(block);
     persistent_timer.Measure(block);
@@ -131,23 +137,25 @@ std::unique_ptr<Program> CompileStep(Backend& backend, DecodePlan plan,
 
 absl::StatusOr<DecodePrograms> CompileDecode(Backend& backend, DecodePlan asked,
                                              std::span<const OpList> lists,
+                                             std::span<const int> buckets,
                                              const std::function<void(size_t)>& prepare) {
   DecodePrograms decode;
-  decode.choice.plan = asked;
-  if (asked == DecodePlan::kAuto) {
-    prepare(0);
-    decode.choice = Choose(backend, lists[0].calls());
-  }
   std::string why_not;
-  decode.programs = CompileAll(backend, decode.choice.plan, lists, prepare, why_not);
-  if (!decode.programs.empty()) return decode;
-  if (asked == DecodePlan::kPersistent) {
+  if (asked != DecodePlan::kAuto) {
+    decode.choice.plan = asked;
+    decode.programs = CompileAll(backend, asked, lists, prepare, why_not);
+    if (!decode.programs.empty()) return decode;
     return absl::FailedPreconditionError(
         absl::StrCat("--decode_plan=persistent: ", why_not, "; use --decode_plan=fused or auto"));
   }
-  decode.choice.plan = DecodePlan::kFused;
-  decode.choice.why_not_persistent = why_not;
+  Programs persistent = CompileAll(backend, DecodePlan::kPersistent, lists, prepare, why_not);
   decode.programs = CompileAll(backend, DecodePlan::kFused, lists, prepare, why_not);
+  if (persistent.empty()) {
+    decode.choice.why_not_persistent = why_not;
+    return decode;
+  }
+  decode.choice = Choose(backend, decode.programs, persistent, buckets, prepare);
+  if (decode.choice.plan == DecodePlan::kPersistent) decode.programs = std::move(persistent);
   return decode;
 }
 

@@ -265,7 +265,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
                  list_plan_ == DecodePlan::kFused ? HeadForm::kFused : HeadForm::kPlain, list);
     }
     absl::StatusOr<DecodePrograms> decode =
-        CompileDecode(backend_, asked_, decode_lists_,
+        CompileDecode(backend_, asked_, decode_lists_, sizes_.buckets,
                       [this](size_t i) { inputs_->Rehearse(sizes_.buckets[i]); });
     if (!decode.ok()) return decode.status();
     decode_ = *std::move(decode);

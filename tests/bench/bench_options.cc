@@ -18,8 +18,10 @@ ABSL_FLAG(std::string, model, "", "a model folder, instead of --synthetic");
 ABSL_FLAG(std::string, backend, "cpu", "cpu or cuda");
 ABSL_FLAG(int, device, 0, "which CUDA device");
 ABSL_FLAG(int, threads, 0, "threads of the CPU backend; 0: one per core");
-ABSL_FLAG(std::string, decode_plan, "auto",
-          "auto, explicit, fused or persistent; auto takes the faster of the last two");
+ABSL_FLAG(
+    std::string, decode_plan, "auto",
+    "auto, explicit, fused or persistent; auto takes that of the last two with less time a row "
+    "over all batch sizes up to the largest of --batch");
 ABSL_FLAG(int, prompt_tokens, 512, "tokens of the timed prefill");
 ABSL_FLAG(int, decode_tokens, 64, "tokens decoded by each sequence in each repeat");
 ABSL_FLAG(int, repeats, 5, "timed prefills, and timed blocks of decode_tokens");
