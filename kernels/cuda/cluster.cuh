@@ -31,14 +31,15 @@ __device__ __forceinline__ void Send(uint32_t to, uint32_t barrier, uint32_t a) 
 }
 __device__ __forceinline__ void Send(uint32_t to, uint32_t barrier, uint32_t a, uint32_t b) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+          to),
       "r"(a), "r"(b), "r"(barrier)
       : "memory");
 }
 __device__ __forceinline__ void Send(uint32_t to, uint32_t barrier, uint4 v) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::
-          "r"(to),
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
       "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(barrier)
       : "memory");
 }

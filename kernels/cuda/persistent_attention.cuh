@@ -1,7 +1,8 @@
-// The persistent step's attention layers: projection, head norms, rotation, cache write and attention,
-// in one cluster from its query heads' projections to their part of the output. A cluster's query
-// heads share one key-value head, whose keys and values every cluster that needs them projects for
-// itself. Each rank attends to its part of the sequence; then each merges its part of the dimensions.
+// The persistent step's attention layers: projection, head norms, rotation, cache write and
+// attention, in one cluster from its query heads' projections to their part of the output. A
+// cluster's query heads share one key-value head, whose keys and values every cluster that needs
+// them projects for itself. Each rank attends to its part of the sequence; then each merges its
+// part of the dimensions.
 #pragma once
 
 #include "kernels/cuda/attention_head.cuh"
@@ -17,9 +18,9 @@ struct AttentionMixer {
   const StepShape& shape = block.a.shape;
   StepShared<B>& shared = block.shared;
 
-  static constexpr int kRows = D / kRanks;    // of a head, this rank's
-  static constexpr int kPer = D / kWarp;      // elements of a head, a lane's
-  static constexpr int kAtOnce = 4;           // positions of a warp
+  static constexpr int kRows = D / kRanks;               // of a head, this rank's
+  static constexpr int kPer = D / kWarp;                 // elements of a head, a lane's
+  static constexpr int kAtOnce = 4;                      // positions of a warp
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
@@ -61,8 +62,8 @@ struct AttentionMixer {
 
   // One pair of sums: queries to every rank, keys and values to the rank that has the newest
   // position, gates kept.
-  __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int local, int b,
-                                         const Place& p) {
+  __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int local,
+                                         int b, const Place& p) {
     const float factor = block.Inverse(b);
     const float2 sums = block.SumPair(parts, local, b);
     const float* bias = p.role == Role::kQuery   ? layer.q_bias
@@ -80,9 +81,8 @@ struct AttentionMixer {
   // Which row of the pages, seen as [pages * kv_heads * 64, D], a position of this rank's part is.
   __device__ __forceinline__ int64_t CacheRow(int b, int begin, int position) const {
     const int index = position / kPageTokens - begin / kPageTokens;
-    const int first = index < kCachedPages
-                          ? shared.page_rows[b][index]
-                          : PageRow(block.a, b, kv_head, position / kPageTokens);
+    const int first = index < kCachedPages ? shared.page_rows[b][index]
+                                           : PageRow(block.a, b, kv_head, position / kPageTokens);
     return first + position % kPageTokens;
   }
 
@@ -166,15 +166,17 @@ struct AttentionMixer {
     }
   }
 
-  // This warp's positions of row b, for the cluster's H heads; `cached` has the first of them. While
-  // some are worked on, the next are on their way.
+  // This warp's positions of row b, for H of the cluster's heads; `cached` has the first of them.
+  // While some are worked on, the next are on their way.
   template <int H>
-  __device__ __forceinline__ void Attend(const StepLayer& layer, int b, Softmax<kPer> (&sums)[H]) {
+  __device__ __forceinline__ void Attend(const StepLayer& layer, int b, int first_head,
+                                         Softmax<kPer> (&sums)[H]) {
     float q[H][kPer];
 #pragma unroll
     for (int h = 0; h < H; ++h) {
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) q[h][i] = shared.mixer[b][h * D + block.lane * kPer + i];
+      for (int i = 0; i < kPer; ++i)
+        q[h][i] = shared.mixer[b][(first_head + h) * D + block.lane * kPer + i];
     }
     const Part part = PartOf(b);
     const int newest = shared.position[b], end = min(part.end, newest);
@@ -257,7 +259,7 @@ struct AttentionMixer {
 
   // Merges the warps' sums of each head and sends each rank its dimensions of the result.
   template <int H>
-  __device__ __forceinline__ void Spread(int b, const Softmax<kPer> (&sums)[H]) {
+  __device__ __forceinline__ void Spread(int b, int first_head, const Softmax<kPer> (&sums)[H]) {
     constexpr int kStride = D + 4;
     block.Sync();  // both halves of the parts have been read
 #pragma unroll
@@ -288,18 +290,19 @@ struct AttentionMixer {
         sum = fmaf(factor, parts[w * kStride + 1], sum);
         value = fmaf(factor, parts[w * kStride + 4 + at], value);
       }
-      Send(SharedAddress(&shared.attended[b][h][at % kRows][block.rank]) + peer,
+      const int head = first_head + h;
+      Send(SharedAddress(&shared.attended[b][head][at % kRows][block.rank]) + peer,
            SharedAddress(&shared.merge_ready) + peer, __float_as_uint(value));
       if (at < kRanks)
-        Send(block.Peer(&shared.softmax[b][h][block.rank]), block.Peer(&shared.merge_ready),
+        Send(block.Peer(&shared.softmax[b][head][block.rank]), block.Peer(&shared.merge_ready),
              __float_as_uint(most), __float_as_uint(sum));
     }
   }
   template <int H>
-  __device__ __forceinline__ void AttendAndSpread(const StepLayer& layer, int b) {
+  __device__ __forceinline__ void AttendAndSpread(const StepLayer& layer, int b, int first_head) {
     Softmax<kPer> sums[H];
-    Attend(layer, b, sums);
-    Spread(b, sums);
+    Attend(layer, b, first_head, sums);
+    Spread(b, first_head, sums);
   }
 
   // This rank's dimensions of every head, gated, to every rank.
@@ -314,7 +317,8 @@ struct AttentionMixer {
       const float most = HalfMax(part.x, block.half_mask);
       const float factor = part.x == -INFINITY ? 0.0f : __expf(part.x - most);
       const float sum = HalfSum(factor * part.y, block.half_mask);
-      float x = HalfSum(factor * shared.attended[b][head][i][block.half_lane], block.half_mask) / sum;
+      float x =
+          HalfSum(factor * shared.attended[b][head][i][block.half_lane], block.half_mask) / sum;
       float y =
           HalfSum(factor * shared.attended[b][head][i + 1][block.half_lane], block.half_mask) / sum;
       if (shape.gated) {
@@ -337,7 +341,8 @@ struct AttentionMixer {
     for (int b = 0; b < B; ++b) {
       const Part part = PartOf(b);
 #pragma unroll 1
-      for (int i = threadIdx.x; i < min(part.end - part.begin, kMostPositions) * kLines; i += kStepThreads) {
+      for (int i = threadIdx.x; i < min(part.end - part.begin, kMostPositions) * kLines;
+           i += kStepThreads) {
         const int64_t at =
             CacheRow(b, part.begin, part.begin + i / kLines) * D + i % kLines * kLineElements;
         PrefetchLine(layer.k_pages + at);
@@ -402,10 +407,17 @@ struct AttentionMixer {
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
       if (b > 0) LoadFirst(layer, b);
-      if (share.heads == 1) {
-        AttendAndSpread<1>(layer, b);
-      } else {
-        AttendAndSpread<kMaxPassHeads>(layer, b);
+      if constexpr (D <= 128) {
+        if (share.heads == kMaxPassHeads) {
+          AttendAndSpread<kMaxPassHeads>(layer, b, 0);
+          continue;
+        }
+      }
+      // Two larger heads at once would not fit in the registers.
+#pragma unroll 1
+      for (int head = 0; head < share.heads; ++head) {
+        if (head > 0) LoadFirst(layer, b);
+        AttendAndSpread<1>(layer, b, head);
       }
     }
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));

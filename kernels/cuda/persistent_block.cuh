@@ -1,5 +1,5 @@
-// One block of the persistent step: its shared memory, the ring that its weights stream through, and
-// the products of those weights with the activations that its cluster has sent.
+// One block of the persistent step: its shared memory, the ring that its weights stream through,
+// and the products of those weights with the activations that its cluster has sent.
 #pragma once
 
 #include "kernels/cuda/cluster.cuh"
@@ -9,14 +9,14 @@
 
 namespace qwend::cuda {
 
-constexpr int kTile = 16;                       // rows of a weight that a warp multiplies at once
-constexpr int kMixerFloats = 1024;              // a row's queries, keys and values
-constexpr int kCachedPages = 64;                // of a rank's share of a sequence
+constexpr int kTile = 16;           // rows of a weight that a warp multiplies at once
+constexpr int kMixerFloats = 1024;  // a row's queries, keys and values
+constexpr int kCachedPages = 64;    // of a rank's share of a sequence
 constexpr int kMaxRotaryHalf = 64;
 constexpr int kConsumerBarrier = 1;
 constexpr int kHalfWarps = kStepThreads / kRanks;
 constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // rows of eight lanes
-constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kStepWarps;  // of 64 elements of K
+constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kStepWarps;         // of 64 elements of K
 
 // Tiles between two barriers.
 template <int B>
@@ -24,7 +24,9 @@ constexpr int kTilesAtOnce = B == 1 ? 8 : 4;
 
 // Slots of the ring: what the activations of B rows leave room for.
 template <int B>
-constexpr int kRingSlots = B == 1 ? 5 : B == 2 ? 4 : 3;
+constexpr int kRingSlots = B == 1   ? 5
+                           : B == 2 ? 4
+                                    : 3;
 
 template <int B>
 struct StepShared {
@@ -32,24 +34,24 @@ struct StepShared {
   static constexpr int kAttentionStride = kMaxPassHeads * (256 + 4);
   static constexpr int kHalfParts = kStepWarps * kPartStride;
   static constexpr int kPartFloats =
-      2 * kHalfParts > kStepWarps * kAttentionStride ? 2 * kHalfParts : kStepWarps * kAttentionStride;
+      2 * kHalfParts > kStepWarps* kAttentionStride ? 2 * kHalfParts : kStepWarps* kAttentionStride;
 
   // Activations as columns of a product: the high and the low bf16 half of each row.
   alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
   bf16 slice[2 * B][kMaxSliceK + 8];                   // what the mixer or the MLP made
   alignas(16) float mixer[B][kMixerFloats];
-  float squares[B][kRanks];                            // each rank's part of the norm's sum
+  float squares[B][kRanks];                                // each rank's part of the norm's sum
   alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];  // linear: b and a, each rank's part
   float2 softmax[B][kMaxPassHeads][kRanks];                // each rank's largest score and sum
   float attended[B][kMaxPassHeads][16][kRanks];            // this rank's dimensions, from each rank
-  alignas(16) float own[B][64];                                        // this rank's values, and what gates them
-  float head_squares[B][kMaxValueHeads][2 * kRanks];       // four columns each
-  alignas(16) float head_norms[2][256];                    // queries', keys'
+  alignas(16) float own[B][64];                       // this rank's values, and what gates them
+  float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
+  alignas(16) float head_norms[2][256];               // queries', keys'
   uint32_t token[kRanks];
   float cos[B][kMaxRotaryHalf], sin[B][kMaxRotaryHalf];
   int page_rows[B][kCachedPages];  // where this rank's part of the sequence begins in the pages
   int position[B], slot[B];
-  float parts[kPartFloats];                   // of products, in two halves by turns; of attention
+  float parts[kPartFloats];  // of products, in two halves by turns; of attention
   alignas(16) bf16 outgoing[2 * B][kMaxStepHidden / kRanks];  // this rank's part of the stream
   alignas(16) float own_squares[B][kStepWarps];
   unsigned long long keys[B][kStepWarps];
@@ -68,12 +70,15 @@ __device__ __forceinline__ SplitPair SplitTwo(float a, float b) {
 }
 
 // The logistic function and SiLU by the hardware's exponential and quotient, some 1e-6 exact.
-__device__ __forceinline__ float QuickSigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float QuickSigmoid(float x) {
+  return __fdividef(1.0f, 1.0f + __expf(-x));
+}
 __device__ __forceinline__ float QuickSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // The first row of a page of row b's sequence in the pages of a layer, seen as rows of a head.
 __device__ __forceinline__ int PageRow(const StepArguments& a, int b, int kv_head, int page) {
-  return (a.block_table[b * a.block_table_stride + page] * a.shape.kv_heads + kv_head) * kPageTokens;
+  return (a.block_table[b * a.block_table_stride + page] * a.shape.kv_heads + kv_head) *
+         kPageTokens;
 }
 
 // Two half warps have a pair each: the lower gets both high words, the upper both low ones.
@@ -112,22 +117,28 @@ struct StepBlock {
 
   uint32_t slot = 0, slot_parity = 0;
   uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
-  uint32_t turn = 0;       // of the parts
-  uint32_t hop = 0;        // of the stream's partial sums
+  uint32_t turn = 0;  // of the parts
+  uint32_t hop = 0;   // of the stream's partial sums
   uint32_t first_epoch = 0;
   float hidden[B][kStreamSpan] = {};  // the stream's rows of these eight lanes
-  float inverse[B] = {};   // the norm's factor
+  float inverse[B] = {};              // the norm's factor
 
   __device__ __forceinline__ StepBlock(const StepArguments& arguments, StepShared<B>& s, char* r)
-      : a(arguments), shared(s), ring(r), rank(static_cast<int>(ClusterRank())),
-        cluster(static_cast<int>(blockIdx.x) / kRanks), stream_rows(arguments.shape.hidden / kRanks),
+      : a(arguments),
+        shared(s),
+        ring(r),
+        rank(static_cast<int>(ClusterRank())),
+        cluster(static_cast<int>(blockIdx.x) / kRanks),
+        stream_rows(arguments.shape.hidden / kRanks),
         k_blocks(arguments.shape.hidden / kBoxK) {
     to_peer = Mapped(&s, half_lane) - SharedAddress(&s);
     first_epoch = *a.epoch;
   }
 
   __device__ __forceinline__ void Sync() { NamedBarrier(kConsumerBarrier, kStepThreads); }
-  __device__ __forceinline__ uint32_t Peer(const void* p) const { return SharedAddress(p) + to_peer; }
+  __device__ __forceinline__ uint32_t Peer(const void* p) const {
+    return SharedAddress(p) + to_peer;
+  }
 
   // One thread says how many bytes the cluster will send; all wait for them.
   __device__ __forceinline__ void Await(uint64_t* barrier, uint32_t& parity, int bytes) {
@@ -155,8 +166,8 @@ struct StepBlock {
     return threadIdx.x / 8 + i * (kStepThreads / 8);
   }
 
-  // The stream's rows, scaled by the norm's weight, to every rank, sixteen bytes at a time; with them
-  // the sum of their squares.
+  // The stream's rows, scaled by the norm's weight, to every rank, sixteen bytes at a time; with
+  // them the sum of their squares.
   __device__ __forceinline__ void SendStream(const float (&weight)[kStreamSpan]) {
 #pragma unroll
     for (int b = 0; b < B; ++b) {
@@ -167,7 +178,8 @@ struct StepBlock {
         const bf16 high = __float2bfloat16_rn(v);
         if (lane % 8 == 0 && StreamRow(i) < stream_rows) {
           shared.outgoing[2 * b][StreamRow(i)] = high;
-          shared.outgoing[2 * b + 1][StreamRow(i)] = __float2bfloat16_rn(v - __bfloat162float(high));
+          shared.outgoing[2 * b + 1][StreamRow(i)] =
+              __float2bfloat16_rn(v - __bfloat162float(high));
         }
         square = fmaf(hidden[b][i], hidden[b][i], square);  // the same in the row's eight lanes
       }
@@ -222,7 +234,8 @@ struct StepBlock {
   }
 
   __device__ __forceinline__ unsigned long long* Word(int b, int row, int of_cluster) const {
-    return a.words + ((static_cast<int64_t>(hop & 1) * B + b) * a.shape.hidden + row) * kMaxClusters +
+    return a.words +
+           ((static_cast<int64_t>(hop & 1) * B + b) * a.shape.hidden + row) * kMaxClusters +
            of_cluster;
   }
 
@@ -270,8 +283,7 @@ struct StepBlock {
   }
 
   __device__ __forceinline__ void AwaitStream() {
-    Await(&shared.stream_ready, stream_parity,
-          B * (a.shape.hidden * 4 + kRanks * 4));
+    Await(&shared.stream_ready, stream_parity, B * (a.shape.hidden * 4 + kRanks * 4));
   }
 
   // The norm's factor of every row, from all ranks' squares.
@@ -336,9 +348,10 @@ struct StepBlock {
   // eight add up the first output's parts, eight the second's.
   __device__ __forceinline__ float2 SumPair(const float* parts, int row, int b) const {
     const int part = half_lane % kStepWarps;
-    float v = part < k_blocks ? parts[part * StepShared<B>::kPartStride +
-                                      (row + half_lane / kStepWarps) * B + b]
-                              : 0.0f;
+    float v =
+        part < k_blocks
+            ? parts[part * StepShared<B>::kPartStride + (row + half_lane / kStepWarps) * B + b]
+            : 0.0f;
 #pragma unroll
     for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
       v += __shfl_xor_sync(half_mask, v, offset);
@@ -346,10 +359,10 @@ struct StepBlock {
     return half_lane < kStepWarps ? make_float2(v, other) : make_float2(other, v);
   }
 
-  // `rows` rows of weights, tile by tile from the ring, times the stream: each warp has every eighth
-  // 64 elements of K. A tile is `Boxes` copied boxes of 16 / Boxes rows each. before(weights, x) runs
-  // once with the first slot; finish(parts, first, count) every few tiles, when their parts are
-  // there.
+  // `rows` rows of weights, tile by tile from the ring, times the stream: each warp has every
+  // eighth 64 elements of K. A tile is `Boxes` copied boxes of 16 / Boxes rows each.
+  // before(weights, x) runs once with the first slot; finish(parts, first, count) every few tiles,
+  // when their parts are there.
   template <int Boxes, typename Before, typename Finish>
   __device__ __forceinline__ void MultiplyStream(int rows, Before before, Finish finish) {
     uint32_t x[kBlocksOfWarp][4][2];
@@ -360,8 +373,8 @@ struct StepBlock {
     }
     constexpr int kBoxRows = kTile / Boxes;
     const int row = lane % kTile;
-    const int at = row / kBoxRows * (k_blocks * kBoxRows * 128 + kBoxGap) +
-                   warp * kBoxRows * 128 + row % kBoxRows * 128;
+    const int at = row / kBoxRows * (k_blocks * kBoxRows * 128 + kBoxGap) + warp * kBoxRows * 128 +
+                   row % kBoxRows * 128;
 #pragma unroll 1
     for (int first = 0; first < rows; first += kTilesAtOnce<B> * kTile) {
       float* parts = NextParts();
@@ -428,9 +441,9 @@ struct StepBlock {
     }
   }
 
-  // When a cluster has no part in a half of a layer. Its ranks wait for one another, as the exchange
-  // inside a half makes the others wait: a rank that ran ahead would count into its neighbours'
-  // current phase of the stream.
+  // When a cluster has no part in a half of a layer. Its ranks wait for one another, as the
+  // exchange inside a half makes the others wait: a rank that ran ahead would count into its
+  // neighbours' current phase of the stream.
   __device__ __forceinline__ void PublishNothing() {
     if (threadIdx.x < kRanks) Send(Peer(&shared.token[rank]), Peer(&shared.slice_ready), 0u);
     Await(&shared.slice_ready, slice_parity, kRanks * 4);

@@ -1,5 +1,5 @@
-// The persistent step's linear layers: projection, convolution, gates, delta rule and gated norm, in
-// one cluster from its key heads' projections to their part of the output.
+// The persistent step's linear layers: projection, convolution, gates, delta rule and gated norm,
+// in one cluster from its key heads' projections to their part of the output.
 #pragma once
 
 #include "kernels/cuda/math.cuh"
@@ -16,16 +16,18 @@ struct LinearMixer {
   const StepShape& shape = block.a.shape;
   StepShared<B>& shared = block.shared;
 
-  static constexpr int kQueryRows = DK / kRanks, kValueRows = DV / kRanks;  // of a head, this rank's
+  static constexpr int kQueryRows = DK / kRanks,
+                       kValueRows = DV / kRanks;  // of a head, this rank's
   const int value_heads = share.heads * shape.heads_per_key;
-  const int value_rows = shape.heads_per_key * kValueRows;       // of a key head
-  const int head_rows = 2 * kQueryRows + 2 * value_rows;          // q, k, v, z
+  const int value_rows = shape.heads_per_key * kValueRows;  // of a key head
+  const int head_rows = 2 * kQueryRows + 2 * value_rows;    // q, k, v, z
   const int rows = share.heads * head_rows;
   const int channels = 2 * shape.key_heads * DK + shape.key_heads * shape.heads_per_key * DV;
 
   enum class Role { kQuery, kKey, kValue, kGate };
 
-  // What two neighbouring rows of this rank's projection are for one row of x. The same in all layers.
+  // What two neighbouring rows of this rank's projection are for one row of x. The same in all
+  // layers.
   struct Place {
     Role role = Role::kGate;
     int b = 0;
@@ -49,9 +51,8 @@ struct LinearMixer {
       i -= 2 * kQueryRows;
       p.role = i < value_rows ? Role::kValue : Role::kGate;
       i -= p.role == Role::kValue ? 0 : value_rows;
-      channel = 2 * shape.key_heads * DK +
-                (head * shape.heads_per_key + i / kValueRows) * DV + block.rank * kValueRows +
-                i % kValueRows;
+      channel = 2 * shape.key_heads * DK + (head * shape.heads_per_key + i / kValueRows) * DV +
+                block.rank * kValueRows + i % kValueRows;
       p.to = &shared.own[b][(p.role == Role::kValue ? 0 : value_heads * kValueRows) +
                             local_head * value_rows + i];
     }
@@ -65,8 +66,8 @@ struct LinearMixer {
     float4 weights[2];
   };
   __device__ __forceinline__ float* TailOf(const StepLayer& layer, const Place& p) const {
-    return layer.conv_state +
-           static_cast<int64_t>(shared.slot[p.b]) * (kConvWidth - 1) * channels + p.channel;
+    return layer.conv_state + static_cast<int64_t>(shared.slot[p.b]) * (kConvWidth - 1) * channels +
+           p.channel;
   }
   __device__ __forceinline__ Channels Load(const StepLayer& layer, const Place& p) const {
     Channels c{};
@@ -92,8 +93,10 @@ struct LinearMixer {
       *reinterpret_cast<float2*>(TailOf(layer, p) +
                                  static_cast<int64_t>(block.half_lane) * channels) = v;
     }
-    const float x = fmaf(w[0].w, newest.x, fmaf(w[0].z, s[2].x, fmaf(w[0].y, s[1].x, w[0].x * s[0].x)));
-    const float y = fmaf(w[1].w, newest.y, fmaf(w[1].z, s[2].y, fmaf(w[1].y, s[1].y, w[1].x * s[0].y)));
+    const float x =
+        fmaf(w[0].w, newest.x, fmaf(w[0].z, s[2].x, fmaf(w[0].y, s[1].x, w[0].x * s[0].x)));
+    const float y =
+        fmaf(w[1].w, newest.y, fmaf(w[1].z, s[2].y, fmaf(w[1].y, s[1].y, w[1].x * s[0].y)));
     return make_float2(QuickSilu(x), QuickSilu(y));
   }
 
@@ -134,8 +137,8 @@ struct LinearMixer {
     }
   }
 
-  // Four columns of the state of one value head: a warp's work for one row. `item` counts them: quads
-  // of this rank's columns, value heads, rows of x.
+  // Four columns of the state of one value head: a warp's work for one row. `item` counts them:
+  // quads of this rank's columns, value heads, rows of x.
   static constexpr int kQuads = kValueRows / 4, kLoads = DK / kWarp;
   struct Item {
     int quad, head, b;  // the head is one of the cluster's
@@ -173,8 +176,8 @@ struct LinearMixer {
     return state;
   }
 
-  // One token of the delta rule for one item, then the norm's weight and the gate; the result goes to
-  // every rank, with its share of the norm's sum of squares.
+  // One token of the delta rule for one item, then the norm's weight and the gate; the result goes
+  // to every rank, with its share of the norm's sum of squares.
   __device__ __forceinline__ void Delta(const StepLayer& layer, const Item& item, State& state) {
     const int b = item.b, lane = block.lane;
     const float* q = shared.mixer[b] + item.head / shape.heads_per_key * 2 * DK;
@@ -197,8 +200,10 @@ struct LinearMixer {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const float4 s = state.s[i];
-      u = {fmaf(s.x, ks[i], u.x), fmaf(s.y, ks[i], u.y), fmaf(s.z, ks[i], u.z), fmaf(s.w, ks[i], u.w)};
-      o = {fmaf(s.x, qs[i], o.x), fmaf(s.y, qs[i], o.y), fmaf(s.z, qs[i], o.z), fmaf(s.w, qs[i], o.w)};
+      u = {fmaf(s.x, ks[i], u.x), fmaf(s.y, ks[i], u.y), fmaf(s.z, ks[i], u.z),
+           fmaf(s.w, ks[i], u.w)};
+      o = {fmaf(s.x, qs[i], o.x), fmaf(s.y, qs[i], o.y), fmaf(s.z, qs[i], o.z),
+           fmaf(s.w, qs[i], o.w)};
     }
     // Thirteen sums over the warp, in two loops so that their code stays short.
     float sums[13] = {qq, kk, kq, beta, decay, u.x, u.y, u.z, u.w, o.x, o.y, o.z, o.w};

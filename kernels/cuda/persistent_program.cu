@@ -1,10 +1,9 @@
-#include "kernels/cuda/persistent_program.h"
-
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/capture.h"
 #include "kernels/cuda/persistent_kernel.h"
+#include "kernels/cuda/persistent_program.h"
 #include "kernels/cuda/persistent_schedule.h"
 
 namespace qwend::cuda {
@@ -23,8 +22,8 @@ StepArguments PassOf(StepArguments a, int first, int rows) {
   return a;
 }
 
-// An SM may keep a tensor map that it has used, by its address, so an address that was one map's never
-// becomes another's: these few KB a program live as long as the process.
+// An SM may keep a tensor map that it has used, by its address, so an address that was one map's
+// never becomes another's: these few KB a program live as long as the process.
 void KeepForEver(Buffer maps) {
   static auto* const kept = new std::vector<Buffer>;
   kept->push_back(std::move(maps));
@@ -142,8 +141,9 @@ std::unique_ptr<Program> MakePersistentProgram(std::span<const OpCall> calls,
     if (!shape) return nullptr;
     const int clusters = CountClusters(shape->arguments);
     if (clusters < 2) {
-      why_not = "the device does not run clusters of 16 blocks with 220 KB of shared memory each "
-                "(compute capability 9.0 does)";
+      why_not =
+          "the device does not run clusters of 16 blocks with 220 KB of shared memory each "
+          "(compute capability 9.0 does)";
       return nullptr;
     }
     const std::optional<StepSchedule> schedule = MakeStepSchedule(calls, clusters, why_not);

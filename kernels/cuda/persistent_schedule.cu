@@ -1,9 +1,9 @@
-#include "kernels/cuda/persistent_schedule.h"
-
 #include <algorithm>
 #include <array>
 #include <map>
 #include <tuple>
+
+#include "kernels/cuda/persistent_schedule.h"
 
 namespace qwend::cuda {
 namespace {
@@ -154,7 +154,8 @@ class Scheduler {
     layer.mixer_norm = FloatVector(ops.in->norm.weight, "a norm");
     layer.mlp_norm = FloatVector(ops.gate_up->norm.weight, "a norm");
     for (int i = 0; i < ops.in->count; ++i) NeedWeight(ops.in->projections[i], "a projection");
-    for (const ops::Gemv* g : {&ops.out->gemv, &ops.down->gemv, &ops.gate_up->gate, &ops.gate_up->up}) {
+    for (const ops::Gemv* g :
+         {&ops.out->gemv, &ops.down->gemv, &ops.gate_up->gate, &ops.gate_up->up}) {
       NeedWeight(*g, "a projection");
       Need(!g->bias, "output and MLP biases have no place in the persistent kernel");
     }
@@ -194,8 +195,8 @@ class Scheduler {
     h.delta_scale = op.rule.scale;
     h.l2_eps = op.rule.l2_eps;
     h.gated_eps = op.norm.eps;
-    Need(h.key_dim == h.value_dim && (h.key_dim == 64 || h.key_dim == 128),
-         "linear heads of ", h.key_dim, " and ", h.value_dim, "; 64 and 128 are built");
+    Need(h.key_dim == h.value_dim && (h.key_dim == 64 || h.key_dim == 128), "linear heads of ",
+         h.key_dim, " and ", h.value_dim, "; 64 and 128 are built");
     Need(op.conv.weight.cols() == 4, "a convolution over ", op.conv.weight.cols(),
          " samples; 4 are built");
     for (int i = 0; i < ops.in->count; ++i)
@@ -258,8 +259,9 @@ class Scheduler {
   int64_t MixerBytes(bool linear, int heads) {
     const StepShape& h = shape();
     if (heads == 0) return 0;
-    const int64_t in_rows = linear ? int64_t{heads} * 2 * (h.key_dim + h.heads_per_key * h.value_dim)
-                                   : int64_t{heads} * h.head_dim * (h.gated ? 2 : 1) + 2 * h.head_dim;
+    const int64_t in_rows = linear
+                                ? int64_t{heads} * 2 * (h.key_dim + h.heads_per_key * h.value_dim)
+                                : int64_t{heads} * h.head_dim * (h.gated ? 2 : 1) + 2 * h.head_dim;
     const int64_t out_columns =
         int64_t{heads} * (linear ? h.heads_per_key * h.value_dim : h.head_dim);
     return 2 * h.hidden * (in_rows + out_columns);
@@ -282,13 +284,13 @@ class Scheduler {
     int first_head = 0, first_unit = 0;
     for (int c = 0; c < clusters_; ++c) {
       s_.arguments.shares[linear ? 1 : 0][c] = {first_head, head_shares[c], first_unit,
-                                               unit_shares[c]};
+                                                unit_shares[c]};
       CheckShare(linear, s_.arguments.shares[linear ? 1 : 0][c]);
       first_head += head_shares[c];
       first_unit += unit_shares[c];
       bytes_[c] += bytes[c] * std::count_if(layers_.begin(), layers_.end(), [&](const LayerOps& l) {
-        return (l.linear != nullptr) == linear;
-      });
+                     return (l.linear != nullptr) == linear;
+                   });
     }
   }
 
@@ -305,8 +307,8 @@ class Scheduler {
                2 * c.heads * h.heads_per_key * h.value_dim / kRanks <= 64,
            "a cluster's share of ", c.heads, " key heads does not fit");
     } else {
-      Need(c.heads <= kMaxPassHeads && (c.heads + 2) * h.head_dim <= 1024,
-           "a cluster's share of ", c.heads, " query heads does not fit");
+      Need(c.heads <= kMaxPassHeads && (c.heads + 2) * h.head_dim <= 1024, "a cluster's share of ",
+           c.heads, " query heads does not fit");
       Need(c.heads == 0 || c.first_head / h.group == (c.first_head + c.heads - 1) / h.group,
            "a cluster's query heads belong to several key-value heads");
     }
@@ -371,8 +373,8 @@ class Scheduler {
     }
   }
 
-  void AddRows(std::vector<WeightRow>& quads, const ops::NormProjections& in, const TensorView& view,
-               int head, int first, int count) {
+  void AddRows(std::vector<WeightRow>& quads, const ops::NormProjections& in,
+               const TensorView& view, int head, int first, int count) {
     for (int i = 0; i < count; i += kQuad) quads.push_back(RowOf(in, view, head, first + i));
   }
 
@@ -480,7 +482,8 @@ int Scheduler::MapOf(const TensorView& weight, int rows, int k_blocks) {
   const cuuint64_t sizes[3] = {kBoxK, static_cast<cuuint64_t>(weight.rows()),
                                static_cast<cuuint64_t>(weight.cols() / kBoxK)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(weight.cols() * 2), kBoxK * 2};
-  const cuuint32_t box[3] = {kBoxK, static_cast<cuuint32_t>(rows), static_cast<cuuint32_t>(k_blocks)};
+  const cuuint32_t box[3] = {kBoxK, static_cast<cuuint32_t>(rows),
+                             static_cast<cuuint32_t>(k_blocks)};
   const cuuint32_t steps[3] = {1, 1, 1};
   CUtensorMap map;
   const CUresult status =

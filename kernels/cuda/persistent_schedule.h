@@ -1,5 +1,5 @@
-// A decode step's operators laid out for the persistent kernel: who computes what, and in which order
-// the weights arrive.
+// A decode step's operators laid out for the persistent kernel: who computes what, and in which
+// order the weights arrive.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@
 
 namespace qwend::cuda {
 
-// The tables that StepArguments points to, still in host memory, and the arguments themselves, whose
-// pointers to tables are unset. Rows are those of the whole step.
+// The tables that StepArguments points to, still in host memory, and the arguments themselves,
+// whose pointers to tables are unset. Rows are those of the whole step.
 struct StepSchedule {
   StepArguments arguments;
   std::vector<StepLayer> layers;
@@ -24,8 +24,8 @@ struct StepSchedule {
   ops::TokenSampler sampler;
 };
 
-// The fused plan's decode list as a schedule, or nothing and the reason. `clusters` of kRanks blocks
-// share the work; 0 asks only whether the list can be one, and makes no tables.
+// The fused plan's decode list as a schedule, or nothing and the reason. `clusters` of kRanks
+// blocks share the work; 0 asks only whether the list can be one, and makes no tables.
 std::optional<StepSchedule> MakeStepSchedule(std::span<const OpCall> calls, int clusters,
                                              std::string& why_not);
 

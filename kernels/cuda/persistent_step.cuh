@@ -1,8 +1,8 @@
-// The persistent plan: a decode step as one kernel, for B rows. One warp of each block streams the block's share
-// of all weights, in order, through a ring of slots in shared memory and never waits for anything
-// else; eight warps multiply and mix. Inside a cluster activations go from shared memory to shared
-// memory; between clusters, twice a layer, as words that carry the epoch they belong to, so that no
-// barrier spans the grid.
+// The persistent plan: a decode step as one kernel, for B rows. One warp of each block streams the
+// block's share of all weights, in order, through a ring of slots in shared memory and never waits
+// for anything else; eight warps multiply and mix. Inside a cluster activations go from shared
+// memory to shared memory; between clusters, twice a layer, as words that carry the epoch they
+// belong to, so that no barrier spans the grid.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,14 @@
 
 namespace qwend::cuda {
 
-// Slots on their way at once: enough to keep the memory busy. More would only lengthen the queues in
-// which the mixers wait for their states and caches.
+// Slots on their way at once: enough to keep the memory busy. More would only lengthen the queues
+// in which the mixers wait for their states and caches.
 constexpr int kSlotsInFlight = 2;
 
 // The copying warp: requests in their order, each slot's first when the slot has been given back.
 template <int B>
-__device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B>& shared, char* ring) {
+__device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B>& shared,
+                                            char* ring) {
   const int lane = threadIdx.x % kWarp;
   const uint64_t policy = EvictFirstPolicy();
   const int end = a.first_command[blockIdx.x + 1];
@@ -33,7 +34,8 @@ __device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B
     return c;
   };
   int slot = -1, copied = -kSlotsInFlight - 1;
-  uint32_t parity = 1, copied_parity = 1;  // an untouched barrier passes for the phase before its first
+  uint32_t parity = 1,
+           copied_parity = 1;  // an untouched barrier passes for the phase before its first
 #pragma unroll 1
   for (int4 next = load(at + lane); at < end; at += kWarp) {
     const int4 mine = next;
@@ -41,7 +43,8 @@ __device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B
 #pragma unroll 1
     for (int i = 0; i < min(kWarp, end - at); ++i) {
       const int row = __shfl_sync(kFullMask, mine.x, i), place = __shfl_sync(kFullMask, mine.y, i);
-      const int offset = __shfl_sync(kFullMask, mine.z, i), bytes = __shfl_sync(kFullMask, mine.w, i);
+      const int offset = __shfl_sync(kFullMask, mine.z, i),
+                bytes = __shfl_sync(kFullMask, mine.w, i);
       if (bytes > 0) {
         if (++slot == kRingSlots<B>) slot = 0;
         if (slot == 0) parity ^= 1;
@@ -64,7 +67,8 @@ __device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B
 
 // What the kernel is told of its rows, where every warp finds it.
 template <int B>
-__device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>& shared, int rank) {
+__device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>& shared,
+                                           int rank) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < B; i += kStepThreads) {
     shared.position[i] = a.positions[i];
@@ -106,7 +110,8 @@ struct Mlp {
           const bool upper = block.half_warp % 2 == 1;
 #pragma unroll 1
           for (int pair = block.half_warp; pair < pairs * B; pair += kHalfWarps) {
-            const int b = B == 1 ? 0 : pair / pairs, i = (pair - b * pairs) * 2, row = i / 4 * 8 + i % 4;
+            const int b = B == 1 ? 0 : pair / pairs, i = (pair - b * pairs) * 2,
+                      row = i / 4 * 8 + i % 4;
             const float factor = block.Inverse(b);
             const float2 gate = block.SumPair(parts, row, b), up = block.SumPair(parts, row + 4, b);
             const float x = QuickSilu(gate.x * factor) * (up.x * factor);
@@ -153,8 +158,8 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
           for (int i = 0; i < B; ++i) {
             if (i != b) continue;
             if (wanted[i]) a.logits.At(i)[id] = logit;
-            best[i] = max(best[i], KeyOf(logit, id, id < a.shape.vocab_limit &&
-                                                        !Banned(a.sampling[i], id)));
+            best[i] = max(best[i],
+                          KeyOf(logit, id, id < a.shape.vocab_limit && !Banned(a.sampling[i], id)));
           }
         }
       });
@@ -182,7 +187,8 @@ struct Step {
   int stamps = 0;
 
   __device__ __forceinline__ void Stamp() {
-    if (a.times != nullptr && blockIdx.x == 0 && threadIdx.x == 0) a.times[stamps] = NanosecondClock();
+    if (a.times != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
+      a.times[stamps] = NanosecondClock();
     ++stamps;
   }
 
@@ -207,7 +213,8 @@ struct Step {
     Prefetch(layers[0]);
     block.Embed(layers[0].mixer_norm);
     Stamp();
-    // Every layer's two halves end with a hop; one loop over halves, so that its code is there once.
+    // Every layer's two halves end with a hop; one loop over halves, so that its code is there
+    // once.
     const float* norm = nullptr;
 #pragma unroll 1
     for (int half = 0; half < 2 * a.shape.layers; ++half) {
@@ -258,8 +265,8 @@ __global__ void __launch_bounds__(kStepBlock, 1)
       InitBarrier(shared.full + i, 1);
       InitBarrier(shared.empty + i, kStepWarps);
     }
-    for (uint64_t* b : {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready,
-                        &shared.merge_ready}) {
+    for (uint64_t* b :
+         {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready, &shared.merge_ready}) {
       InitBarrier(b, 1);
     }
     FenceBarrierInit();
@@ -327,12 +334,11 @@ int CountClustersOf(const StepArguments& a) {
     cudaLaunchConfig_t config = Configuration<B>(a, attributes, nullptr);
     config.numAttrs = 1;
     int clusters = 0;
-    const bool can =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
-            cudaSuccess &&
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             SharedBytes<B>(a)) == cudaSuccess &&
-        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess;
+    const bool can = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed,
+                                          1) == cudaSuccess &&
+                     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          SharedBytes<B>(a)) == cudaSuccess &&
+                     cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess;
     if (!can) {
       cudaGetLastError();
       return 0;

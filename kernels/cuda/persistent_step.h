@@ -2,9 +2,9 @@
 // (persistent_schedule.cc), read by the device (persistent_step.cu).
 //
 // The device's clusters of kRanks blocks each take whole heads of every mixer and a share of every
-// MLP, so that what happens inside a mixer or an MLP stays in a cluster. Each block of a cluster has
-// every kRanks-th part of it: its rank's share of each head's dimensions, of the MLP's columns and of
-// the residual stream. What a mixer or MLP adds to the stream is a sum over the clusters.
+// MLP, so that what happens inside a mixer or an MLP stays in a cluster. Each block of a cluster
+// has every kRanks-th part of it: its rank's share of each head's dimensions, of the MLP's columns
+// and of the residual stream. What a mixer or MLP adds to the stream is a sum over the clusters.
 #pragma once
 
 #include <cuda.h>
@@ -15,21 +15,21 @@
 
 namespace qwend::cuda {
 
-constexpr int kRanks = 16;           // blocks of a cluster
-constexpr int kMaxClusters = 8;      // lanes that read one word of each
-constexpr int kStepWarps = 8;       // that compute
+constexpr int kRanks = 16;       // blocks of a cluster
+constexpr int kMaxClusters = 8;  // lanes that read one word of each
+constexpr int kStepWarps = 8;    // that compute
 constexpr int kStepThreads = kStepWarps * kWarp;
-constexpr int kMaxStepRows = 8;      // rows of x in one pass
-constexpr int kBoxK = 64;            // elements of K in a copied box: 128 bytes
+constexpr int kMaxStepRows = 8;  // rows of x in one pass
+constexpr int kBoxK = 64;        // elements of K in a copied box: 128 bytes
 constexpr int kMaxStepHidden = 1024;
-constexpr int kMaxSliceK = 768;      // of a mixer's or an MLP's output inside one cluster
+constexpr int kMaxSliceK = 768;  // of a mixer's or an MLP's output inside one cluster
 constexpr int kSlotBytes = 32 << 10;
 constexpr int kBoxGap = 512;  // behind each box of four rows: neighbours fall into other banks
 constexpr int kGatesAt = 34 << 10;  // in a slot: the gates' weights, behind everything else
 constexpr int kSlotStride = 36 << 10;
 constexpr int kMaxStepLayers = 64;
-constexpr int kMaxPassHeads = 2;     // query heads of a cluster: none, one or both
-constexpr int kMaxValueHeads = 8;    // value heads of a cluster
+constexpr int kMaxPassHeads = 2;   // query heads of a cluster: none, one or both
+constexpr int kMaxValueHeads = 8;  // value heads of a cluster
 
 // One request of the tensor engine. `bytes` is what the slot waits for in all, in its first request
 // alone; zero in the others.

@@ -1,4 +1,5 @@
-// The persistent step for four rows, a translation unit of its own since each takes long to compile.
+// The persistent step for four rows, a translation unit of its own since each takes long to
+// compile.
 #include "kernels/cuda/persistent_step.cuh"
 
 namespace qwend::cuda {
