@@ -236,26 +236,6 @@ struct AttentionMixer {
       AddPosition(sums[h], score, v);
     }
   }
-  static __device__ __forceinline__ float Dot(const float (&q)[kPer], const float (&k)[kPer]) {
-    float dot = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) dot = fmaf(q[j], k[j], dot);
-    return dot;
-  }
-  static __device__ __forceinline__ void Rescale(Softmax<kPer>& sums, float most) {
-    const float old = __expf(sums.largest - most);
-    sums.largest = most;
-    sums.sum *= old;
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) sums.values[j] *= old;
-  }
-  static __device__ __forceinline__ void AddPosition(Softmax<kPer>& sums, float score,
-                                                     const float (&v)[kPer]) {
-    const float p = __expf(score - sums.largest);
-    sums.sum += p;
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) sums.values[j] = fmaf(p, v[j], sums.values[j]);
-  }
 
   // Merges the warps' sums of each head and sends each rank its dimensions of the result.
   template <int H>

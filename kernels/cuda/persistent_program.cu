@@ -137,18 +137,16 @@ std::unique_ptr<Program> MakePersistentProgram(std::span<const OpCall> calls,
                                                const std::function<Buffer(int64_t)>& allocate,
                                                std::string& why_not) {
   try {
-    const std::optional<StepSchedule> shape = MakeStepSchedule(calls, 0, why_not);
-    if (!shape) return nullptr;
-    const int clusters = CountClusters(shape->arguments);
-    if (clusters < 2) {
-      why_not =
-          "the device does not run clusters of 16 blocks with 220 KB of shared memory each "
-          "(compute capability 9.0 does)";
-      return nullptr;
-    }
-    const std::optional<StepSchedule> schedule = MakeStepSchedule(calls, clusters, why_not);
-    if (!schedule) return nullptr;
-    return std::make_unique<PersistentProgram>(*schedule, ctx, allocate);
+    StepModel model = ReadStepModel(calls);
+    const int clusters = CountClusters(model.arguments);
+    Need(clusters >= 2,
+         "the device does not run clusters of 16 blocks with 220 KB of shared memory "
+         "each (compute capability 9.0 does)");
+    return std::make_unique<PersistentProgram>(MakeStepSchedule(std::move(model), clusters), ctx,
+                                               allocate);
+  } catch (const Refusal& refusal) {
+    why_not = refusal.why;
+    return nullptr;
   } catch (const DeviceError& e) {
     cudaGetLastError();  // what remains of an error that is not the device's end
     why_not = e.what();

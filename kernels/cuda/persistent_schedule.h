@@ -1,14 +1,10 @@
-// A decode step's operators laid out for the persistent kernel: who computes what, and in which
-// order the weights arrive.
+// A model laid out for the persistent kernel: who computes what, and in which order the weights
+// arrive.
 #pragma once
 
-#include <optional>
-#include <span>
-#include <string>
 #include <vector>
 
-#include "kernels/cuda/persistent_step.h"
-#include "kernels/ops.h"
+#include "kernels/cuda/persistent_model.h"
 
 namespace qwend::cuda {
 
@@ -24,9 +20,7 @@ struct StepSchedule {
   ops::TokenSampler sampler;
 };
 
-// The fused plan's decode list as a schedule, or nothing and the reason. `clusters` of kRanks
-// blocks share the work; 0 asks only whether the list can be one, and makes no tables.
-std::optional<StepSchedule> MakeStepSchedule(std::span<const OpCall> calls, int clusters,
-                                             std::string& why_not);
+// `clusters` of kRanks blocks share the work. Throws Refusal where a share does not fit.
+StepSchedule MakeStepSchedule(StepModel model, int clusters);
 
 }  // namespace qwend::cuda
