@@ -148,7 +148,10 @@ std::unique_ptr<Program> MakePersistentProgram(std::span<const OpCall> calls,
     why_not = refusal.why;
     return nullptr;
   } catch (const DeviceError& e) {
-    cudaGetLastError();  // what remains of an error that is not the device's end
+    // A device that has no room, or refuses the launch, goes on with another plan; one that has
+    // failed does not.
+    if (cudaStreamSynchronize(ctx.stream) != cudaSuccess) throw;
+    cudaGetLastError();
     why_not = e.what();
     return nullptr;
   }

@@ -146,11 +146,15 @@ sanitizer() {
   for tool in memcheck racecheck initcheck; do
     step "compute-sanitizer $tool"
     for model in tests/golden/tiny-*; do
-      for plan in $plans; do echo "$model $plan"; done
+      for plan in $plans; do
+        # Racecheck slows the persistent kernel until its own watchdog (20 s) takes it for dead.
+        [ "$tool $plan" = "racecheck persistent" ] && echo "  $model persistent: SKIP: racecheck outlasts the kernel's watchdog" >&2 && continue
+        echo "$model $plan"
+      done
     done >"$work/runs"
     check 300 xargs -a "$work/runs" -P 4 -L 1 bash -c 'out=$(compute-sanitizer --tool '"$tool"' --error-exitcode 1 \
       '"$bin"'/model_probe greedy "$0" cuda "$1" '"$work"'/small-ids 4 2>&1) && echo "  $0 $1: clean" ||
-      { why=$(grep -m 1 -e "'"$refusal"'" <<<"$out") && echo "  $0 $1: SKIP: $why"; } ||
+      { why=$(grep -v cudaError <<<"$out" | grep -m 1 -e "'"$refusal"'") && echo "  $0 $1: SKIP: $why"; } ||
       { echo "  $0 $1: FAILED"; echo "$out" | head -n 40; exit 1; }'
   done
 }
