@@ -9,6 +9,41 @@
 namespace qwend::cuda {
 namespace {
 
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// From the driver at run time, so that nothing links against it.
+EncodeTiled Encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  Check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                         cudaEnableDefault, &result),
+        "finding cuTensorMapEncodeTiled");
+  Need(function != nullptr, "the driver does not know tensor maps");
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+std::vector<CUtensorMap> Encode(const std::vector<BoxMap>& boxes) {
+  static const EncodeTiled encode = Encoder();
+  std::vector<CUtensorMap> maps;
+  for (const auto& [weight, rows, k_blocks] : boxes) {
+    const cuuint64_t sizes[3] = {kBoxK, static_cast<cuuint64_t>(weight.rows()),
+                                 static_cast<cuuint64_t>(weight.cols() / kBoxK)};
+    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(weight.cols() * 2), kBoxK * 2};
+    const cuuint32_t box[3] = {kBoxK, static_cast<cuuint32_t>(rows),
+                               static_cast<cuuint32_t>(k_blocks)};
+    const cuuint32_t steps[3] = {1, 1, 1};
+    CUtensorMap map;
+    const CUresult status =
+        encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, weight.data, sizes, strides, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    Need(status == CUDA_SUCCESS, "the driver refused a tensor map, error ",
+         static_cast<int>(status));
+    maps.push_back(map);
+  }
+  return maps;
+}
+
 // Rows [first, first + rows) of a step.
 StepArguments PassOf(StepArguments a, int first, int rows) {
   a.shape.rows = rows;
@@ -49,7 +84,7 @@ class PersistentProgram : public Program {
       return memory_.back().data();
     };
     all.layers = static_cast<const StepLayer*>(upload(schedule.layers));
-    all.maps = static_cast<const CUtensorMap*>(upload(schedule.maps));
+    all.maps = static_cast<const CUtensorMap*>(upload(Encode(schedule.maps)));
     KeepForEver(std::move(memory_.back()));
     memory_.pop_back();
     all.commands = static_cast<const CopyCommand*>(upload(schedule.commands));

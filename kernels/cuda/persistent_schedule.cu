@@ -132,7 +132,12 @@ class Scheduler {
   }
 
   // A map of a weight, for boxes of `rows` rows and `k_blocks` * 64 columns.
-  int MapOf(const TensorView& weight, int rows, int k_blocks);
+  int MapOf(const TensorView& weight, int rows, int k_blocks) {
+    const auto [at, fresh] =
+        map_index_.try_emplace({weight.data, rows, k_blocks}, static_cast<int>(s_.maps.size()));
+    if (fresh) s_.maps.push_back({weight, rows, k_blocks});
+    return at->second;
+  }
 
   void Copy(const TensorView& weight, int row, int k_block, int rows, int k_blocks, int offset) {
     s_.commands.push_back({row, static_cast<int16_t>(k_block),
@@ -248,40 +253,6 @@ class Scheduler {
   size_t slot_ = 0;  // the command that began the current slot
   StepSchedule s_;
 };
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-// From the driver at run time, so that nothing links against it.
-EncodeTiled Encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  Check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                         cudaEnableDefault, &result),
-        "finding cuTensorMapEncodeTiled");
-  Need(function != nullptr, "the driver does not know tensor maps");
-  return reinterpret_cast<EncodeTiled>(function);
-}
-
-int Scheduler::MapOf(const TensorView& weight, int rows, int k_blocks) {
-  const auto [at, fresh] =
-      map_index_.try_emplace({weight.data, rows, k_blocks}, static_cast<int>(s_.maps.size()));
-  if (!fresh) return at->second;
-  static const EncodeTiled encode = Encoder();
-  const cuuint64_t sizes[3] = {kBoxK, static_cast<cuuint64_t>(weight.rows()),
-                               static_cast<cuuint64_t>(weight.cols() / kBoxK)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(weight.cols() * 2), kBoxK * 2};
-  const cuuint32_t box[3] = {kBoxK, static_cast<cuuint32_t>(rows),
-                             static_cast<cuuint32_t>(k_blocks)};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  CUtensorMap map;
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, weight.data, sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  Need(status == CUDA_SUCCESS, "the driver refused a tensor map, error ", static_cast<int>(status));
-  s_.maps.push_back(map);
-  return at->second;
-}
 
 }  // namespace
 

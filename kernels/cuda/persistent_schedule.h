@@ -8,12 +8,19 @@
 
 namespace qwend::cuda {
 
+// What a tensor map is of: a weight, in boxes of `rows` rows and `k_blocks` * 64 columns.
+struct BoxMap {
+  TensorView weight;
+  int rows = 0, k_blocks = 0;
+};
+
 // The tables that StepArguments points to, still in host memory, and the arguments themselves,
-// whose pointers to tables are unset. Rows are those of the whole step.
+// whose pointers to tables are unset. Rows are those of the whole step. Nothing of it needs a
+// device.
 struct StepSchedule {
   StepArguments arguments;
   std::vector<StepLayer> layers;
-  std::vector<CUtensorMap> maps;
+  std::vector<BoxMap> maps;  // commands count them in this order
   std::vector<CopyCommand> commands;
   std::vector<int> first_command;
   std::vector<int> first_head_tile;
