@@ -123,7 +123,10 @@ Answer StreamAnswer(v1::Inference::Stub& stub, const Options& options,
     if (first == absl::InfiniteFuture()) first = absl::Now();
     if (message.index() == 0) answer.text += message.text();
     any_text = any_text || !message.text().empty();
-    if (message.has_finish()) finish = message.finish();
+    if (message.has_finish()) {
+      finish = message.finish();
+      answer.aborted |= finish.reason() == v1::FINISH_REASON_ABORTED;
+    }
     if (message.has_usage()) usage = message.usage();
     if (!answer.closed_pipe && !printer.Print(message)) {
       answer.closed_pipe = true;
@@ -150,7 +153,11 @@ Answer StreamAnswer(v1::Inference::Stub& stub, const Options& options,
 int Conclude(v1::Inference::Stub& stub, const Options& options, const Answer& answer) {
   if (answer.closed_pipe) return kClosedPipe;
   if (answer.interrupted) return kInterrupted;
-  if (answer.status.ok()) return kOk;
+  if (answer.status.ok() && !answer.aborted) return kOk;
+  if (answer.status.ok()) {
+    PrintError("the request was aborted; the answer is not complete");
+    return kFailed;
+  }
   PrintStatus(answer.status);
   if (answer.status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) {
     grpc::ClientContext context;

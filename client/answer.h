@@ -16,6 +16,7 @@ struct Answer {
   std::string text;          // of output 0
   bool interrupted = false;  // by Ctrl-C
   bool closed_pipe = false;  // nobody reads standard output any more
+  bool aborted = false;      // by the server or an operator: what came is not all
 };
 
 // Streams the answer to standard output, each message as it arrives, then a line about it on

@@ -7,7 +7,7 @@ namespace qwend::client {
 
 enum ExitCode : int {
   kOk = 0,
-  kFailed = 1,         // a call failed, or health is not SERVING
+  kFailed = 1,         // a call failed or was aborted, or health is not SERVING
   kUsage = 2,          // a wrong flag or argument; nothing was sent
   kInterrupted = 130,  // Ctrl-C
   kClosedPipe = 141,   // the reader of standard output went away

@@ -50,7 +50,7 @@ void PrintUsage(FILE* out) {
     fprintf(out, "  --%-21s %s\n", name.c_str(), flag->Help().c_str());
   }
   fprintf(out,
-          "\nexit codes: 0 ok, 1 the call failed, 2 wrong usage, 130 interrupted, 141 standard "
+          "\nexit codes: 0 ok, 1 failed or aborted, 2 wrong usage, 130 interrupted, 141 standard "
           "output closed\n");
 }
 

@@ -178,12 +178,14 @@ class ClientTest(unittest.TestCase):
         self.assertIn("NOT_FOUND", err)
         client = subprocess.Popen([harness.CLIENT, "generate", "Tell me a story.", "--ignore_eos", "--json",
                                    "--request_id=mine", "--max_tokens=3900", self.flag],
-                                  stdout=subprocess.PIPE, text=True)
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         client.stdout.readline()
         self.run_ok("abort", "mine")
         self.assertIn("FINISH_REASON_ABORTED", client.stdout.read())
+        self.assertIn("not complete", client.stderr.read())
         client.stdout.close()
-        self.assertEqual(client.wait(harness.PATIENCE), 0)
+        client.stderr.close()
+        self.assertEqual(client.wait(harness.PATIENCE), 1)
 
     def test_bench(self):
         text = self.run_ok("bench", "--concurrency=4", "--requests=8", "--max_tokens=20")

@@ -17,6 +17,7 @@
 // BACKEND is cpu or cuda, PLAN explicit, fused, persistent or auto, IDS a file of little-endian
 // int32. Exit code 1 with one line on an error or a failed check.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -24,6 +25,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -245,6 +247,16 @@ double Number(const char* what, const std::string& text, double least) {
   return value;
 }
 
+// All of `text` as a whole number of at least `least` that an int holds.
+int Count(const char* what, const std::string& text, int least) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least)
+    Die(std::string(what) + " is '" + text + "'; a whole number from " + std::to_string(least) +
+        " to " + std::to_string(std::numeric_limits<int>::max()) + " is needed");
+  return value;
+}
+
 int Main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   if (argc < 7 || (argc > 7 && mode != "diff")) {
@@ -260,9 +272,10 @@ int Main(int argc, char** argv) {
   const std::vector<int32_t> ids = ReadIds(argv[5]);
   const bool counts = mode == "greedy" || mode == "replay";
   // A replay compares its second round with its first.
-  const double least = mode == "replay" ? 2 * kReplayRound : 1;
-  const int count = counts ? static_cast<int>(Number("N", last, least)) : 0;
+  const int count = counts ? Count("N", last, mode == "replay" ? 2 * kReplayRound : 1) : 0;
   const int steps = mode == "greedy" ? count : mode == "replay" ? kReplayRound : 0;
+  if (steps > std::numeric_limits<int>::max() - static_cast<int>(ids.size()) - 1)
+    Die("N is " + last + ", more than a context holds");
   const int context = static_cast<int>(ids.size()) + steps + 1;
   Probe probe(argv[2], argv[3], argv[4], context);
   if (mode == "logits") {

@@ -5,9 +5,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=${1:-build}
-[ $# -le 1 ] && [ -d "$build/bin" ] || { echo "usage: tests/gpu/pack.sh [BUILD_FOLDER]; '$build' is none" >&2; exit 2; }
+[ $# -le 1 ] || { echo "usage: tests/gpu/pack.sh [BUILD_FOLDER], one folder at most" >&2; exit 2; }
+[ -d "$build/bin" ] || { echo "usage: tests/gpu/pack.sh [BUILD_FOLDER], from the repository's root; '$build' is none" >&2; exit 2; }
 [ -f "$build/kernels/cuda/libqwend_cuda.a" ] ||
-  { echo "pack.sh: $build was built without CUDA" >&2; exit 1; }
+  { echo "pack.sh: $build was built without CUDA, or not yet" >&2; exit 1; }
 rm -rf .gpu/bin .gpu/lib .gpu/pack.tgz
 mkdir -p .gpu/bin .gpu/lib
 for name in qwend qwend-client qwend-bench model_probe cuda_ops_test fused_ops_test cuda_model_test; do
