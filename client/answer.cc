@@ -153,8 +153,8 @@ Answer StreamAnswer(v1::Inference::Stub& stub, const Options& options,
 int Conclude(v1::Inference::Stub& stub, const Options& options, const Answer& answer) {
   if (answer.closed_pipe) return kClosedPipe;
   if (answer.interrupted) return kInterrupted;
-  if (answer.status.ok() && !answer.aborted) return kOk;
   if (answer.status.ok()) {
+    if (!answer.aborted) return kOk;
     PrintError("the request was aborted; the answer is not complete");
     return kFailed;
   }

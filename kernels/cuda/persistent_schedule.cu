@@ -9,7 +9,6 @@ namespace qwend::cuda {
 namespace {
 
 constexpr int kQuad = 4;  // rows in the smallest box
-constexpr int kMaxRowsOfTile = 16;
 
 // `n` things over `parts`, as evenly as whole ones go, the larger shares first.
 std::vector<int> Even(int n, int parts) {
@@ -92,12 +91,12 @@ class Scheduler {
                             : (c.heads * (h.gated ? 2 : 1) + 2) * h.head_dim;
     Need(rows <= 128 * kRanks, "a cluster's share of ", rows, " rows of a projection does not fit");
     if (linear) {
-      Need(c.heads * h.heads_per_key <= kMaxValueHeads && c.heads * 2 * h.key_dim <= 1024 &&
+      Need(c.heads * h.heads_per_key <= kMaxValueHeads && c.heads * 2 * h.key_dim <= kMixerFloats &&
                2 * c.heads * h.heads_per_key * h.value_dim / kRanks <= 64,
            "a cluster's share of ", c.heads, " key heads does not fit");
     } else {
-      Need(c.heads <= kMaxPassHeads && (c.heads + 2) * h.head_dim <= 1024, "a cluster's share of ",
-           c.heads, " query heads does not fit");
+      Need(c.heads <= kMaxPassHeads && (c.heads + 2) * h.head_dim <= kMixerFloats,
+           "a cluster's share of ", c.heads, " query heads does not fit");
       Need(c.heads == 0 || c.first_head / h.group == (c.first_head + c.heads - 1) / h.group,
            "a cluster's query heads belong to several key-value heads");
     }
@@ -111,8 +110,8 @@ class Scheduler {
         ShareLayer(linear);
     }
     // The head's tiles even out what the layers could not.
-    const int tiles = CeilDiv(shape().vocab, kMaxRowsOfTile);
-    const int64_t tile_bytes = int64_t{2} * kMaxRowsOfTile * shape().hidden;
+    const int tiles = CeilDiv(shape().vocab, kTile);
+    const int64_t tile_bytes = int64_t{2} * kTile * shape().hidden;
     int64_t total = tiles * tile_bytes;
     for (int64_t b : bytes_) total += b;
     std::vector<double> shares(clusters_);
@@ -241,7 +240,7 @@ class Scheduler {
     }
     for (int tile = s_.first_head_tile[block]; tile < s_.first_head_tile[block + 1]; ++tile) {
       NextSlot();
-      Copy(head_->head.weight, tile * kMaxRowsOfTile, 0, kMaxRowsOfTile, KBlocks(), 0);
+      Copy(head_->head.weight, tile * kTile, 0, kTile, KBlocks(), 0);
     }
   }
 

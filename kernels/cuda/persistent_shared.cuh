@@ -7,10 +7,7 @@
 
 namespace qwend::cuda {
 
-constexpr int kTile = 16;           // rows of a weight that a warp multiplies at once
-constexpr int kMixerFloats = 1024;  // a row's queries, keys and values
-constexpr int kCachedPages = 64;    // of a rank's share of a sequence
-constexpr int kMaxRotaryHalf = 64;
+constexpr int kCachedPages = 64;  // of a rank's share of a sequence
 constexpr int kConsumerBarrier = 1;
 constexpr int kHalfWarps = kStepThreads / kRanks;
 constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // rows of eight lanes
