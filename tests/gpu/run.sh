@@ -3,9 +3,9 @@
 # the CPU backend, full-shape parity with transformers, replays, the persistent kernel's watchdog, speed beside
 # transformers, and the memory checker.
 # Needs an NVIDIA device; python3 with torch and transformers for the parity part, which skips visibly without them.
-#   tests/gpu/run.sh [PART...]   PART: ops models service parity replay watchdog speed peers sweep sanitizer archs (all
-#                                when none is given). PLANS="explicit fused" names the decode plans to show; all three
-#                                when it is not set.
+#   tests/gpu/run.sh [PART...]   PART: ops models service auto parity replay watchdog speed peers sweep sanitizer archs
+#                                (all when none is given). PLANS="explicit fused" names the decode plans to show; all
+#                                three when it is not set.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export LD_LIBRARY_PATH=$PWD/.gpu/lib PYTHONUNBUFFERED=1
@@ -16,7 +16,7 @@ failed=0
 shapes="qwen3.5-0.8b article-0.8b"
 plans=${PLANS:-explicit fused persistent}
 
-parts="ops models service parity replay watchdog speed peers sweep sanitizer archs"
+parts="ops models service auto parity replay watchdog speed peers sweep sanitizer archs"
 [ $# -gt 0 ] || set -- $parts
 for name in "$@"; do
   case " $parts " in *" $name "*) ;;
@@ -66,6 +66,21 @@ service() {
   for plan in $plans; do
     step "service $plan"
     check 180 python3 tests/gpu/service.py "$bin" models/demo tests/golden/demo-greedy.json "$plan"
+  done
+}
+# --decode_plan=auto measures the plans and says which one it takes: in the server with its default flags, and for one row
+# and for eight at most of the full shapes.
+auto() {
+  step "auto: the server"
+  check 180 python3 tests/gpu/service.py "$bin" models/demo tests/golden/demo-greedy.json auto
+  local shape batch
+  for shape in $shapes; do
+    for batch in 1 1,2,4,8; do
+      step "auto: $shape, batch $batch"
+      check 60 "$bin/qwend-bench" --backend=cuda --synthetic="$shape" --decode_plan=auto --prompt_tokens=128 \
+        --context=1024 --decode_tokens=64 --batch=$batch >"$work/auto.txt"
+      grep -E "measured over|^decode  " "$work/auto.txt" || { echo "FAILED: no plan was measured"; failed=1; }
+    done
   done
 }
 parity() {

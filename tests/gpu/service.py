@@ -1,8 +1,9 @@
 """The real server and client on a GPU: the demo model's greedy answers, one by one and all at once.
 
 Usage: service.py BIN_DIR MODEL_DIR GREEDY_JSON PLAN     BIN_DIR holds qwend and qwend-client
-The server must take the plan. Every prompt whose smallest margin exceeds 0.05 must give the reference's token ids, alone; and all prompts sent at once
-must give the same ids as alone. Then the kernel profile and the metrics must name the kernels, and SIGTERM end the server
+The server must take the plan; for PLAN auto it must say in its log which one it takes, and why. Every prompt whose
+smallest margin exceeds 0.05 must give the reference's token ids, alone; and all prompts sent at once must give the same
+ids as alone. Then the kernel profile and the metrics must name the kernels, and SIGTERM end the server
 with exit code 0. Exit code 1 when any of it fails.
 """
 import concurrent.futures
@@ -38,8 +39,14 @@ def main():
             time.sleep(0.1)
         if serving is None:
             sys.exit("the server did not start:\n" + open(log.name).read())
-        if serving["decode_plan"] != plan:
-            sys.exit(f"the server took the plan {serving['decode_plan']}, not {plan}")
+        took = serving["decode_plan"]
+        if plan == "auto":
+            why = next((l["message"] for l in lines if l.get("message", "").startswith(f"decode plan {took}; ")), None)
+            if took not in ("fused", "persistent") or why is None:
+                sys.exit(f"auto took the plan {took} and did not say why:\n" + open(log.name).read())
+            print(why)
+        elif took != plan:
+            sys.exit(f"the server took the plan {took}, not {plan}")
         address = f"--server=127.0.0.1:{serving['port']}"
 
         def answer(case):
