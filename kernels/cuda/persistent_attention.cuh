@@ -1,12 +1,11 @@
 // The persistent step's attention layers: projection, head norms, rotation, cache write and
 // attention, in one cluster from its query heads' projections to their part of the output. A
 // cluster's query heads share one key-value head, whose keys and values every cluster that needs
-// them projects for itself. Each rank attends to its part of the sequence; then each merges its
-// part of the dimensions.
+// them projects for itself. Each rank attends to its part of the sequence, four warps to a head;
+// then each rank merges its part of the dimensions.
 #pragma once
 
 #include "kernels/cuda/attention_head.cuh"
-#include "kernels/cuda/math.cuh"
 #include "kernels/cuda/persistent_block.cuh"
 
 namespace qwend::cuda {
@@ -18,15 +17,29 @@ struct AttentionMixer {
   const StepShape& shape = block.a.shape;
   StepShared<B>& shared = block.shared;
 
-  static constexpr int kRows = D / kRanks;               // of a head, this rank's
-  static constexpr int kPer = D / kWarp;                 // elements of a head, a lane's
-  static constexpr int kAtOnce = 4;                      // positions of a warp
+  static constexpr int kRows = D / kRanks;        // of a head, this rank's
+  static constexpr int kPer = 8;                  // elements of a head, a lane's
+  static constexpr int kLanes = D / kPer;         // that have a head's vector
+  static constexpr int kSub = kWarp / kLanes;     // positions side by side in a warp
+  static constexpr int kAtOnce = 4;               // positions of a lane
+  static constexpr int kSpan = kSplits * kSub;    // positions side by side for a head
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
-  const int kv_at = share.heads * D;  // where keys, then values lie behind the queries
+  const int sub = block.lane / kLanes, at = block.lane % kLanes * kPer;
+  const int split = block.warp % kSplits;
 
-  // A rank's part of a sequence of `length` positions, and who has the last of them.
+  // What a warp does in a round: one split of a head for a row of x.
+  struct Item {
+    int b, head;
+    bool exists;
+  };
+  __device__ __forceinline__ Item ItemAt(int round) const {
+    const int pair = round * kPairsAtOnce + block.warp / kSplits;
+    return {pair % B, pair / B, pair < B * share.heads};
+  }
+
+  // A rank's part of a sequence, and who has its last position.
   struct Part {
     int begin, end, owner;
   };
@@ -35,47 +48,13 @@ struct AttentionMixer {
     return {block.rank * each, min((block.rank + 1) * each, last + 1), last / each};
   }
 
-  // What two neighbouring rows of this rank's projection are. The same in all layers.
-  enum class Role { kNone, kQuery, kGate, kKey, kValue };
-  struct Place {
-    Role role = Role::kNone;
-    int to = 0;    // in a row's part of `mixer`, of `own` for gates
-    int bias = 0;  // where the bias begins
-  };
-  __device__ __forceinline__ Place Locate(int row) const {
-    Place p;
-    if (row >= rows) return p;
-    const int head = row / query_rows, mine = block.rank * kRows;
-    if (head < share.heads) {
-      const int i = row - head * query_rows;
-      p.role = i < kRows ? Role::kQuery : Role::kGate;
-      p.to = i < kRows ? head * D + mine + i : head * kRows + i - kRows;
-      p.bias = (share.first_head + head) * D + mine + i;
-    } else {
-      const int i = row - share.heads * query_rows;
-      p.role = i < kRows ? Role::kKey : Role::kValue;
-      p.to = kv_at + (i < kRows ? 0 : D) + mine + i % kRows;
-      p.bias = kv_head * D + mine + i % kRows;
-    }
-    return p;
-  }
-
-  // One pair of sums: queries to every rank, keys and values to the rank that has the newest
-  // position, gates kept.
-  __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int local,
-                                         int b, const Place& p) {
-    const float factor = block.Inverse(b);
-    const float2 sums = block.SumPair(parts, local, b);
-    const float* bias = p.role == Role::kQuery   ? layer.q_bias
-                        : p.role == Role::kKey   ? layer.k_bias
-                        : p.role == Role::kValue ? layer.v_bias
-                                                 : nullptr;
-    const float x = fmaf(sums.x, factor, bias != nullptr ? bias[p.bias] : 0.0f);
-    const float y = fmaf(sums.y, factor, bias != nullptr ? bias[p.bias + 1] : 0.0f);
-    const int only = p.role == Role::kGate ? block.rank : PartOf(b).owner;
-    if (p.role != Role::kQuery && block.half_lane != only) return;
-    const float* to = p.role == Role::kGate ? &shared.own[b][p.to] : &shared.mixer[b][p.to];
-    Send(block.Peer(to), block.Peer(&shared.mixer_ready), __float_as_uint(x), __float_as_uint(y));
+  // The bias of a row of this rank's projection.
+  __device__ __forceinline__ float BiasOf(const StepLayer& layer, int row) const {
+    const int mine = block.rank * kRows, head = row / query_rows;
+    if (head < share.heads)
+      return layer.q_bias[(share.first_head + head) * D + mine + row - head * query_rows];
+    const int i = row - share.heads * query_rows;
+    return (i < kRows ? layer.k_bias : layer.v_bias)[kv_head * D + mine + i % kRows];
   }
 
   // Which row of the pages, seen as [pages * kv_heads * 64, D], a position of this rank's part is.
@@ -86,229 +65,237 @@ struct AttentionMixer {
     return first + position % kPageTokens;
   }
 
-  // Keys and values of up to kAtOnce cached positions, every kStepWarps-th from `first`.
+  // Keys and values of up to kAtOnce cached positions, every kSpan-th from `first`; zeros behind
+  // the end.
   struct Cached {
     Packed<kPer> k[kAtOnce], v[kAtOnce];
   };
   __device__ __forceinline__ void Load(const StepLayer& layer, int b, int begin, int end, int first,
                                        Cached& c) const {
+    c = Cached{};
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int position = first + i * kStepWarps;
+      const int position = first + i * kSpan;
       if (position >= end) continue;
-      const int64_t at = CacheRow(b, begin, position) * D + block.lane * kPer;
-      c.k[i].Load(layer.k_pages + at);
-      c.v[i].Load(layer.v_pages + at);
+      const int64_t from = CacheRow(b, begin, position) * D + at;
+      c.k[i].Load(layer.k_pages + from);
+      c.v[i].Load(layer.v_pages + from);
+    }
+  }
+  __device__ __forceinline__ int FirstOf(const Part& part) const {
+    return part.begin + split + kSplits * sub;
+  }
+  __device__ __forceinline__ void LoadFirst(const StepLayer& layer, const Item& item) {
+    cached = Cached{};
+    if (!item.exists) return;
+    const Part part = PartOf(item.b);
+    Load(layer, item.b, part.begin, min(part.end, shared.position[item.b]), FirstOf(part), cached);
+  }
+  Cached cached;  // what this warp attends to next; asked for before the queries are there
+
+  // Over the lanes that share a head's vector.
+  __device__ __forceinline__ static float HeadSum(float v) {
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2)
+      v += __shfl_xor_sync(kFullMask, v, offset);
+    return v;
+  }
+
+  __device__ __forceinline__ void LoadFloats(float (&x)[kPer], const float* from) const {
+#pragma unroll
+    for (int i = 0; i < kPer; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from + i);
+      x[i] = v.x;
+      x[i + 1] = v.y;
+      x[i + 2] = v.z;
+      x[i + 3] = v.w;
     }
   }
 
-  // Norm and rotation of a head whose elements lane * kPer and on are this lane's.
-  __device__ __forceinline__ void Prepare(float (&x)[kPer], const float* weights, int b) const {
+  // This lane's part of head `head` of row b, normed and rotated.
+  __device__ __forceinline__ void Prepare(float (&x)[kPer], int b, int head, bool query) const {
+    LoadFloats(x, shared.mixer[b] + head * D + at);
     if (shape.head_norms) {
-      float square = 0.0f;
+      float square = 0.0f, weight[kPer];
 #pragma unroll
       for (int i = 0; i < kPer; ++i) square = fmaf(x[i], x[i], square);
-      const float inverse = rsqrtf(WarpSum(square) / D + shape.head_norm_eps);
+      const float inverse = rsqrtf(HeadSum(square) / D + shape.head_norm_eps);
+      LoadFloats(weight, shared.attention.norms[query ? 0 : 1] + at);
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) x[i] *= inverse * weights[block.lane * kPer + i];
+      for (int i = 0; i < kPer; ++i) x[i] *= inverse * weight[i];
     }
-    const int half_lanes = shape.rotary_half / kPer;  // a power of two
-    const int angle = (block.lane & (half_lanes - 1)) * kPer;
-    const bool rotates = block.lane < 2 * half_lanes, lower = block.lane < half_lanes;
+    const int half = shape.rotary_half;  // kPer times a power of two
+    float cos[kPer], sin[kPer];
+    LoadFloats(cos, shared.cos[b] + (at & (half - 1)));
+    LoadFloats(sin, shared.sin[b] + (at & (half - 1)));
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const float other = __shfl_xor_sync(kFullMask, x[i], half_lanes);
-      const float sin = shared.sin[b][angle + i];
-      if (rotates) x[i] = fmaf(x[i], shared.cos[b][angle + i], other * (lower ? -sin : sin));
+      const float other = __shfl_xor_sync(kFullMask, x[i], half / kPer);
+      if (at < 2 * half) x[i] = fmaf(x[i], cos[i], other * (at < half ? -sin[i] : sin[i]));
     }
   }
 
-  // Each head once for the block, in place: queries normed, rotated and scaled; the newest key and
-  // value as the cache keeps them, by the rank that has their position. The first cluster of a
-  // group writes the cache.
-  __device__ __forceinline__ void PrepareHeads(const StepLayer& layer) const {
-#pragma unroll 1
-    for (int item = block.warp; item < B * (share.heads + 1); item += kStepWarps) {
-      const int b = item % B, head = item / B;
-      const bool query = head < share.heads;
-      const Part part = PartOf(b);
-      if (!query && part.owner != block.rank) continue;
-      float* head_at = shared.mixer[b] + (query ? head * D : kv_at) + block.lane * kPer;
-      float x[kPer];
+  // Positions with their scores, -inf where there is none, and values. Every lane of a head's
+  // vector calls it with the same scores.
+  template <int N>
+  __device__ __forceinline__ static void Add(Softmax<kPer>& sums, const float (&scores)[N],
+                                             const Packed<kPer> (&values)[N]) {
+    float most = sums.largest;
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) x[i] = head_at[i];
-      Prepare(x, shared.head_norms[query ? 0 : 1], b);
-      if (query) {
+    for (int i = 0; i < N; ++i) most = fmaxf(most, scores[i]);
+    if (most == -INFINITY) return;
+    Rescale(sums, most);
 #pragma unroll
-        for (int i = 0; i < kPer; ++i) head_at[i] = x[i] * shape.attention_scale;
-        continue;
-      }
-      Packed<kPer> k, v;
+    for (int i = 0; i < N; ++i) {
+      float v[kPer];
 #pragma unroll
-      for (int i = 0; i < kPer; i += 2) {
-        const __nv_bfloat162 key = __floats2bfloat162_rn(x[i], x[i + 1]);
-        const __nv_bfloat162 value = __floats2bfloat162_rn(head_at[D + i], head_at[D + i + 1]);
-        k.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&key);
-        v.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&value);
-      }
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-        head_at[i] = k[i];
-        head_at[D + i] = v[i];
-      }
-      if (share.first_head % shape.group != 0) continue;
-      const int64_t at = CacheRow(b, part.begin, shared.position[b]) * D + block.lane * kPer;
-#pragma unroll
-      for (int i = 0; i < kPer / 2; ++i) {
-        reinterpret_cast<uint32_t*>(layer.k_pages + at)[i] = k.pairs[i];
-        reinterpret_cast<uint32_t*>(layer.v_pages + at)[i] = v.pairs[i];
-      }
+      for (int j = 0; j < kPer; ++j) v[j] = values[i][j];
+      AddPosition(sums, scores[i], v);
     }
   }
 
-  // This warp's positions of row b, for H of the cluster's heads; `cached` has the first of them.
-  // While some are worked on, the next are on their way.
-  template <int H>
-  __device__ __forceinline__ void Attend(const StepLayer& layer, int b, int first_head,
-                                         Softmax<kPer> (&sums)[H]) {
-    float q[H][kPer];
-#pragma unroll
-    for (int h = 0; h < H; ++h) {
-#pragma unroll
-      for (int i = 0; i < kPer; ++i)
-        q[h][i] = shared.mixer[b][(first_head + h) * D + block.lane * kPer + i];
-    }
+  // This warp's part of an item. While some positions are worked on, the next are on their way.
+  // The newest key and value come from the projection, as the cache will keep them; the first
+  // cluster of a group writes them there.
+  __device__ __forceinline__ void Attend(const StepLayer& layer, const Item& item,
+                                         Softmax<kPer>& sums) {
+    const int b = item.b, newest = shared.position[b];
     const Part part = PartOf(b);
-    const int newest = shared.position[b], end = min(part.end, newest);
-    constexpr int kStride = kAtOnce * kStepWarps;
+    const int end = min(part.end, newest);
+    float q[kPer];
+    Prepare(q, b, item.head, true);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) q[i] *= shape.attention_scale;
+    constexpr int kStride = kSpan * kAtOnce;
 #pragma unroll 1
-    for (int first = part.begin + block.warp; first < end; first += kStride) {
+    for (int first = FirstOf(part); first - kSplits * sub < end; first += kStride) {
       Cached next;
       Load(layer, b, part.begin, end, first + kStride, next);
-      float scores[H * kAtOnce];
+      float scores[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         float k[kPer];
 #pragma unroll
         for (int j = 0; j < kPer; ++j) k[j] = cached.k[i][j];
-#pragma unroll
-        for (int h = 0; h < H; ++h) scores[h * kAtOnce + i] = Dot(q[h], k);
+        scores[i] = Dot(q, k);
       }
-#pragma unroll 1
-      for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
 #pragma unroll
         for (float& score : scores) score += __shfl_xor_sync(kFullMask, score, offset);
       }
 #pragma unroll
-      for (int h = 0; h < H; ++h) {
-        float most = sums[h].largest;
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (first + i * kStepWarps < end) most = fmaxf(most, scores[h * kAtOnce + i]);
-        }
-        Rescale(sums[h], most);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i * kStepWarps >= end) continue;
-        float v[kPer];
-#pragma unroll
-        for (int j = 0; j < kPer; ++j) v[j] = cached.v[i][j];
-#pragma unroll
-        for (int h = 0; h < H; ++h) AddPosition(sums[h], scores[h * kAtOnce + i], v);
-      }
+      for (int i = 0; i < kAtOnce; ++i) scores[i] = first + i * kSpan < end ? scores[i] : -INFINITY;
+      Add(sums, scores, cached.v);
       cached = next;
     }
-    if (newest >= part.end || newest < part.begin ||
-        (newest - part.begin) % kStepWarps != block.warp)
-      return;
-    const float* newest_key = shared.mixer[b] + kv_at + block.lane * kPer;
-    float k[kPer], v[kPer];
+    if (part.owner != block.rank || (newest - part.begin) % kSplits != split) return;
+    float key[kPer], value[kPer];
+    Prepare(key, b, share.heads, false);
+    LoadFloats(value, shared.mixer[b] + (share.heads + 1) * D + at);
+    Packed<kPer> k, v[1];
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) {
-      k[j] = newest_key[j];
-      v[j] = newest_key[D + j];
+    for (int i = 0; i < kPer; i += 2) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(key[i], key[i + 1]);
+      const __nv_bfloat162 two_values = __floats2bfloat162_rn(value[i], value[i + 1]);
+      k.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two);
+      v[0].pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two_values);
     }
 #pragma unroll
-    for (int h = 0; h < H; ++h) {
-      const float score = WarpSum(Dot(q[h], k));
-      Rescale(sums[h], fmaxf(sums[h].largest, score));
-      AddPosition(sums[h], score, v);
-    }
+    for (int i = 0; i < kPer; ++i) key[i] = k[i];
+    const float score[1] = {HeadSum(Dot(q, key))};
+    if (sub != 0) return;
+    Add(sums, score, v);
+    if (item.head != 0 || share.first_head % shape.group != 0) return;
+    const int64_t to = CacheRow(b, part.begin, newest) * D + at;
+    *reinterpret_cast<uint4*>(layer.k_pages + to) =
+        make_uint4(k.pairs[0], k.pairs[1], k.pairs[2], k.pairs[3]);
+    *reinterpret_cast<uint4*>(layer.v_pages + to) =
+        make_uint4(v[0].pairs[0], v[0].pairs[1], v[0].pairs[2], v[0].pairs[3]);
   }
 
-  // Merges the warps' sums of each head and sends each rank its dimensions of the result.
-  template <int H>
-  __device__ __forceinline__ void Spread(int b, int first_head, const Softmax<kPer> (&sums)[H]) {
-    constexpr int kStride = D + 4;
-    block.Sync();  // both halves of the parts have been read
+  // A round's sums, merged for each of its heads, to the ranks that have their dimensions.
+  __device__ __forceinline__ void Spread(int round, const Softmax<kPer>& sums) {
+    float* parts = shared.parts;
+    float2* partials = shared.attention.partials[0];
+    if (round > 0) block.Sync();  // the round before has been read
+    float* mine = parts + block.warp * kPartialFloats + block.lane * kPer;
 #pragma unroll
-    for (int h = 0; h < H; ++h) {
-      float* mine = shared.parts + (h * kStepWarps + block.warp) * kStride;
-      if (block.lane == 0) {
-        mine[0] = sums[h].largest;
-        mine[1] = sums[h].sum;
-      }
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) mine[4 + block.lane * kPer + i] = sums[h].values[i];
-    }
+    for (int i = 0; i < kPer; i += 4)
+      *reinterpret_cast<float4*>(mine + i) = make_float4(
+          sums.values[i], sums.values[i + 1], sums.values[i + 2], sums.values[i + 3]);
+    if (block.lane % kLanes == 0)
+      partials[block.warp * 4 + sub] = make_float2(sums.largest, sums.sum);
     block.Sync();
-    const int at = threadIdx.x;
-    if (at >= D) return;
-    const uint32_t peer = Mapped(&shared, at / kRows) - SharedAddress(&shared);
-#pragma unroll 1
-    for (int h = 0; h < H; ++h) {
-      const float* parts = shared.parts + h * kStepWarps * kStride;
-      float most = -INFINITY;
+    constexpr int kThreads = D / 4;  // of a head
+    const int local = threadIdx.x / kThreads, pair = round * kPairsAtOnce + local;
+    if (local >= kPairsAtOnce || pair >= B * share.heads) return;
+    const int b = pair % B, head = pair / B, dim = threadIdx.x % kThreads * 4;
+    parts += local * kSplits * kPartialFloats + dim;
+    partials += local * kSplits * 4;
+    float most = -INFINITY;
 #pragma unroll
-      for (int w = 0; w < kStepWarps; ++w) most = fmaxf(most, parts[w * kStride]);
-      float sum = 0.0f, value = 0.0f;
+    for (int i = 0; i < kSpan; ++i) most = fmaxf(most, partials[i / kSub * 4 + i % kSub].x);
+    float sum = 0.0f;
+    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-      for (int w = 0; w < kStepWarps; ++w) {
-        const float largest = parts[w * kStride];
-        const float factor = largest == -INFINITY ? 0.0f : __expf(largest - most);
-        sum = fmaf(factor, parts[w * kStride + 1], sum);
-        value = fmaf(factor, parts[w * kStride + 4 + at], value);
-      }
-      const int head = first_head + h;
-      Send(SharedAddress(&shared.attended[b][head][at % kRows][block.rank]) + peer,
-           SharedAddress(&shared.merge_ready) + peer, __float_as_uint(value));
-      if (at < kRanks)
-        Send(block.Peer(&shared.softmax[b][head][block.rank]), block.Peer(&shared.merge_ready),
-             __float_as_uint(most), __float_as_uint(sum));
+    for (int i = 0; i < kSpan; ++i) {
+      const float2 partial = partials[i / kSub * 4 + i % kSub];
+      const float factor = partial.x == -INFINITY ? 0.0f : __expf(partial.x - most);
+      const float4 v = *reinterpret_cast<const float4*>(parts + i * D);
+      sum = fmaf(factor, partial.y, sum);
+      value = {fmaf(factor, v.x, value.x), fmaf(factor, v.y, value.y),
+               fmaf(factor, v.z, value.z), fmaf(factor, v.w, value.w)};
     }
-  }
-  template <int H>
-  __device__ __forceinline__ void AttendAndSpread(const StepLayer& layer, int b, int first_head) {
-    Softmax<kPer> sums[H];
-    Attend(layer, b, first_head, sums);
-    Spread(b, first_head, sums);
+    const uint32_t to_rank = Mapped(&shared, dim / kRows) - SharedAddress(&shared);
+    Send(SharedAddress(&shared.attention.attended[b][head][block.rank][dim % kRows]) + to_rank,
+         SharedAddress(&shared.merge_ready) + to_rank,
+         make_uint4(__float_as_uint(value.x), __float_as_uint(value.y), __float_as_uint(value.z),
+                    __float_as_uint(value.w)));
+    if (dim / 4 < kRanks)
+      Send(block.Peer(&shared.attention.softmax[b][head][block.rank]),
+           block.Peer(&shared.merge_ready), __float_as_uint(most), __float_as_uint(sum));
   }
 
-  // This rank's dimensions of every head, gated, to every rank.
+  // This rank's dimensions of every head, gated, to every rank. A warp has a row of x.
   __device__ __forceinline__ void Merge() {
-    const int pairs = share.heads * kRows / 2;  // of each row of x; two half warps have neighbours
-    const bool upper = block.half_warp % 2 == 1;
+    constexpr int kVector = kRows < 8 ? kRows : 8;
+    const int head = block.lane / kRows, i = block.lane % kRows, column = block.lane / kRanks;
+    const uint32_t ready = block.Peer(&shared.slice_ready);
 #pragma unroll 1
-    for (int pair = block.half_warp; pair < pairs * B; pair += kHalfWarps) {
-      const int b = B == 1 ? 0 : pair / pairs, at = (pair - b * pairs) * 2;
-      const int head = at / kRows, i = at % kRows;
-      const float2 part = shared.softmax[b][head][block.half_lane];
-      const float most = HalfMax(part.x, block.half_mask);
-      const float factor = part.x == -INFINITY ? 0.0f : __expf(part.x - most);
-      const float sum = HalfSum(factor * part.y, block.half_mask);
-      float x =
-          HalfSum(factor * shared.attended[b][head][i][block.half_lane], block.half_mask) / sum;
-      float y =
-          HalfSum(factor * shared.attended[b][head][i + 1][block.half_lane], block.half_mask) / sum;
-      if (shape.gated) {
-        x *= QuickSigmoid(shared.own[b][head * kRows + i]);
-        y *= QuickSigmoid(shared.own[b][head * kRows + i + 1]);
+    for (int b = block.warp; b < B; b += kStepWarps) {
+      if (head < share.heads) {
+        const float2* softmax = shared.attention.softmax[b][head];
+        float most = -INFINITY;
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r) most = fmaxf(most, softmax[r].x);
+        float sum = 0.0f, x = 0.0f;
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r) {
+          const float2 part = softmax[r];
+          const float factor = part.x == -INFINITY ? 0.0f : __expf(part.x - most);
+          sum = fmaf(factor, part.y, sum);
+          x = fmaf(factor, shared.attention.attended[b][head][r][i], x);
+        }
+        x = __fdividef(x, sum);
+        if (shape.gated) x *= QuickSigmoid(shared.kept[b][head * query_rows + kRows + i]);
+        const Halves v(x);
+        shared.outgoing[2 * b][block.lane] = v.high;
+        shared.outgoing[2 * b + 1][block.lane] = v.low;
       }
-      const uint2 words = JoinPairs(SplitTwo(x, y), upper);
-      const int k = head * D + block.rank * kRows + i - (upper ? 2 : 0);
-      Send(block.Peer(&shared.slice[2 * b + (upper ? 1 : 0)][k]), block.Peer(&shared.slice_ready),
-           words.x, words.y);
+      __syncwarp();
+#pragma unroll 1
+      for (int j = 0; j < share.heads * kRows; j += kVector) {
+        const bf16* from = &shared.outgoing[2 * b + column][j];
+        const uint32_t to = block.Peer(&shared.slice[2 * b + column][j / kRows * D +
+                                                                     block.rank * kRows + j % kRows]);
+        if constexpr (kVector == 8) {
+          Send(to, ready, *reinterpret_cast<const uint4*>(from));
+        } else {
+          const uint2 v = *reinterpret_cast<const uint2*>(from);
+          Send(to, ready, v.x, v.y);
+        }
+      }
     }
   }
 
@@ -323,29 +310,17 @@ struct AttentionMixer {
 #pragma unroll 1
       for (int i = threadIdx.x; i < min(part.end - part.begin, kMostPositions) * kLines;
            i += kStepThreads) {
-        const int64_t at =
+        const int64_t from =
             CacheRow(b, part.begin, part.begin + i / kLines) * D + i % kLines * kLineElements;
-        PrefetchLine(layer.k_pages + at);
-        PrefetchLine(layer.v_pages + at);
+        PrefetchLine(layer.k_pages + from);
+        PrefetchLine(layer.v_pages + from);
       }
     }
   }
 
-  // One row of x has at most so many pairs for a half warp.
-  static constexpr int kEarly = 4;
-  Place places[kEarly] = {Locate(block.half_warp * 2), Locate((block.half_warp + kHalfWarps) * 2),
-                          Locate((block.half_warp + 2 * kHalfWarps) * 2),
-                          Locate((block.half_warp + 3 * kHalfWarps) * 2)};
-  __device__ __forceinline__ void LoadFirst(const StepLayer& layer, int b) {
-    const Part part = PartOf(b);
-    const int end = share.heads > 0 ? min(part.end, shared.position[b]) : 0;
-    cached = Cached{};
-    Load(layer, b, part.begin, end, part.begin + block.warp, cached);
-  }
-  Cached cached;  // what this warp attends to first; asked for long before the queries are there
-
+  // Queries to every rank, keys and values to the rank that has the newest position; gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    LoadFirst(layer, 0);
+    cached = Cached{};  // nothing of it lives from layer to layer
     float q_norm = 0.0f, k_norm = 0.0f;
     if (shape.head_norms && threadIdx.x < D) {
       q_norm = shape.head_norm_offset + layer.q_norm[threadIdx.x];
@@ -354,51 +329,47 @@ struct AttentionMixer {
     block.AwaitStream();
     if (share.heads == 0) return;
     if (threadIdx.x < D) {
-      shared.head_norms[0][threadIdx.x] = q_norm;
-      shared.head_norms[1][threadIdx.x] = k_norm;
+      shared.attention.norms[0][threadIdx.x] = q_norm;
+      shared.attention.norms[1][threadIdx.x] = k_norm;
     }
-    block.template MultiplyStream<4>(
-        rows, [](const char*, const uint32_t(&)[kBlocksOfWarp][4][2]) {},
-        [&](const float* parts, int first, int count) {
-          if constexpr (B == 1) {
-#pragma unroll
-            for (int i = 0; i < kEarly; ++i) {
-              const int pair = block.half_warp + i * kHalfWarps;
-              if (pair < count / 2) Finish(layer, parts, pair * 2, 0, places[i]);
-            }
-          } else {
+    block.template MultiplyStream<4, kTilesAtOnce>(
+        rows, [](const char*, const auto&) {},
+        [&](const float* parts, int, int count) {
+          LoadFirst(layer, ItemAt(0));
+          const int b = threadIdx.x % B;
+          const float factor = shared.norm_factor[b];
 #pragma unroll 1
-            for (int i = block.half_warp; i < count / 2 * B; i += kHalfWarps) {
-              const int b = i / (count / 2), local = (i - b * (count / 2)) * 2;
-              Finish(layer, parts, local, b, Locate(first + local));
-            }
+          for (int i = threadIdx.x; i < count * B; i += kStepThreads) {
+            float v = block.SumParts(parts, i) * factor;
+            if (layer.q_bias != nullptr) v += BiasOf(layer, i / B);
+            shared.kept[b][i / B] = v;
           }
+          block.Sync();
+          block.template SendHeads<D>(
+              share.heads + 2,
+              [&](int head) {
+                return head < share.heads
+                           ? head * query_rows
+                           : share.heads * query_rows + (head - share.heads) * kRows;
+              },
+              [&](int b, int head) { return head < share.heads ? -1 : PartOf(b).owner; });
         });
   }
 
   __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
-    int bytes = B * share.heads * (D * 4 + (shape.gated ? kRows * 4 : 0));
+    int bytes = B * share.heads * D * 4;
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += PartOf(b).owner == block.rank ? 2 * D * 4 : 0;
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
-    PrepareHeads(layer);
-    block.Sync();
+    const int rounds = CeilDiv(B * share.heads, kPairsAtOnce);
 #pragma unroll 1
-    for (int b = 0; b < B; ++b) {
-      if (b > 0) LoadFirst(layer, b);
-      if constexpr (D <= 128) {
-        if (share.heads == kMaxPassHeads) {
-          AttendAndSpread<kMaxPassHeads>(layer, b, 0);
-          continue;
-        }
-      }
-      // Two larger heads at once would not fit in the registers.
-#pragma unroll 1
-      for (int head = 0; head < share.heads; ++head) {
-        if (head > 0) LoadFirst(layer, b);
-        AttendAndSpread<1>(layer, b, head);
-      }
+    for (int round = 0; round < rounds; ++round) {
+      const Item item = ItemAt(round);
+      Softmax<kPer> sums;
+      if (item.exists) Attend(layer, item, sums);
+      LoadFirst(layer, ItemAt(round + 1));
+      Spread(round, sums);
     }
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
     Merge();

@@ -15,22 +15,19 @@ struct StepBlock {
   StepShared<B>& shared;
   char* ring;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  // Sixteen lanes share an output: each sums what one warp left of it and sends it to one rank.
+  const int group = warp / kGroupWarps, quarter = warp % kGroupWarps;
+  // Each lane of a half warp sends to one rank.
   const int half_lane = threadIdx.x % kRanks, half_warp = threadIdx.x / kRanks;
-  const unsigned half_mask = 0xffffu << (threadIdx.x & 16);
   const int rank, cluster;
   const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
   uint32_t to_peer = 0;             // from an address here to the half lane's rank's
 
-  const float per_hidden = 1.0f / static_cast<float>(a.shape.hidden);
-
-  uint32_t slot = 0, slot_parity = 0;
+  uint32_t slot, slot_parity = 0;  // the next that is this group's
+  int odd = 0;                     // the group that has a phase's first slot
   uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
-  uint32_t turn = 0;  // of the parts
-  uint32_t hop = 0;   // of the stream's partial sums
+  uint32_t hop = 0;  // of the stream's partial sums
   uint32_t first_epoch = 0;
   float hidden[B][kStreamSpan] = {};  // the stream's rows of these eight lanes
-  float inverse[B] = {};              // the norm's factor
 
   __device__ __forceinline__ StepBlock(const StepArguments& arguments, StepShared<B>& s, char* r)
       : a(arguments),
@@ -39,7 +36,8 @@ struct StepBlock {
         rank(static_cast<int>(ClusterRank())),
         cluster(static_cast<int>(blockIdx.x) / kRanks),
         stream_rows(arguments.shape.hidden / kRanks),
-        k_blocks(arguments.shape.hidden / kBoxK) {
+        k_blocks(arguments.shape.hidden / kBoxK),
+        slot(threadIdx.x / kWarp / kGroupWarps) {
     to_peer = Mapped(&s, half_lane) - SharedAddress(&s);
     first_epoch = *a.epoch;
   }
@@ -64,8 +62,9 @@ struct StepBlock {
   __device__ __forceinline__ void ReleaseSlot() {
     __syncwarp();
     if (lane == 0) Arrive(shared.empty + slot);
-    if (++slot == kRingSlots<B>) {
-      slot = 0;
+    slot += kGroups;
+    if (slot >= kRingSlots<B>) {
+      slot -= kRingSlots<B>;
       slot_parity ^= 1;
     }
   }
@@ -75,20 +74,38 @@ struct StepBlock {
     return threadIdx.x / 8 + i * (kStepThreads / 8);
   }
 
-  // The stream's rows, scaled by the norm's weight, to every rank, sixteen bytes at a time; with
-  // them the sum of their squares.
+  // `outgoing`, `count` elements of each of its columns, N at a time to every rank's
+  // to[column][at...].
+  template <int N, int Stride>
+  __device__ __forceinline__ void SendOutgoing(bf16 (&to)[2 * B][Stride], int at, int count,
+                                               uint64_t* barrier) {
+    const uint32_t ready = Peer(barrier);
+    const int column = half_warp % (2 * B);
+#pragma unroll 1
+    for (int i = half_warp / (2 * B) * N; i < count; i += kHalfWarps / (2 * B) * N) {
+      const bf16* from = &shared.outgoing[column][i];
+      const uint32_t there = Peer(&to[column][at + i]);
+      if constexpr (N == 8) {
+        Send(there, ready, *reinterpret_cast<const uint4*>(from));
+      } else {
+        const uint2 v = *reinterpret_cast<const uint2*>(from);
+        Send(there, ready, v.x, v.y);
+      }
+    }
+  }
+
+  // The stream's rows, scaled by the norm's weight, to every rank; with them the sum of their
+  // squares.
   __device__ __forceinline__ void SendStream(const float (&weight)[kStreamSpan]) {
 #pragma unroll
     for (int b = 0; b < B; ++b) {
       float square = 0.0f;
 #pragma unroll
       for (int i = 0; i < kStreamSpan; ++i) {
-        const float v = hidden[b][i] * weight[i];
-        const bf16 high = __float2bfloat16_rn(v);
+        const Halves v(hidden[b][i] * weight[i]);
         if (lane % 8 == 0 && StreamRow(i) < stream_rows) {
-          shared.outgoing[2 * b][StreamRow(i)] = high;
-          shared.outgoing[2 * b + 1][StreamRow(i)] =
-              __float2bfloat16_rn(v - __bfloat162float(high));
+          shared.outgoing[2 * b][StreamRow(i)] = v.high;
+          shared.outgoing[2 * b + 1][StreamRow(i)] = v.low;
         }
         square = fmaf(hidden[b][i], hidden[b][i], square);  // the same in the row's eight lanes
       }
@@ -97,15 +114,8 @@ struct StepBlock {
       if (lane == 0) shared.own_squares[b][warp] = square;
     }
     Sync();
-    const uint32_t ready = Peer(&shared.stream_ready);
-    const int vectors = stream_rows / 8;
-#pragma unroll 1
-    for (int i = half_warp; i < 2 * B * vectors; i += kHalfWarps) {
-      const int column = i / vectors, at = (i - column * vectors) * 8;
-      Send(Peer(&shared.stream[column][rank * stream_rows + at]), ready,
-           *reinterpret_cast<const uint4*>(&shared.outgoing[column][at]));
-    }
-    const int b = kHalfWarps - 1 - half_warp;  // whoever has least to send
+    SendOutgoing<8>(shared.stream, rank * stream_rows, stream_rows, &shared.stream_ready);
+    const int b = kHalfWarps - 1 - half_warp;
     if (b >= B) return;
     float sum = 0.0f;
 #pragma unroll
@@ -113,7 +123,7 @@ struct StepBlock {
       const float4 x = *reinterpret_cast<const float4*>(&shared.own_squares[b][i]);
       sum += (x.x + x.y) + (x.z + x.w);
     }
-    Send(Peer(&shared.squares[b][rank]), ready, __float_as_uint(sum));
+    Send(Peer(&shared.squares[b][rank]), Peer(&shared.stream_ready), __float_as_uint(sum));
   }
 
   // The norm's weights of these lanes' rows; 0 where there is none.
@@ -195,115 +205,120 @@ struct StepBlock {
     Await(&shared.stream_ready, stream_parity, B * (a.shape.hidden * 4 + kRanks * 4));
   }
 
-  // The norm's factor of every row, from all ranks' squares.
-  __device__ __forceinline__ void NormFactors() {
-#pragma unroll
-    for (int b = 0; b < B; ++b) {
-      const float sum = HalfSum(shared.squares[b][half_lane], kFullMask);
-      inverse[b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
-    }
-  }
-  __device__ __forceinline__ float Inverse(int b) const {
-    float v = inverse[0];
-#pragma unroll
-    for (int i = 1; i < B; ++i) v = b == i ? inverse[i] : v;
-    return v;
-  }
-
-  // 64 elements of K of the columns, as the product's second operand.
-  __device__ __forceinline__ void LoadColumns(uint32_t (&x)[4][2], const bf16* columns, int stride,
+  // 64 elements of K of all columns, as the product's second operand.
+  using Columns = uint32_t[kColumnTiles<B>][4][2];
+  __device__ __forceinline__ void LoadColumns(Columns& x, const bf16* columns, int stride,
                                               int k) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t r[4];
-      LoadMatrix4(r, columns + lane % 8 % (2 * B) * stride + k + i * 32 + lane / 8 * 8);
-      x[2 * i][0] = r[0];
-      x[2 * i][1] = r[1];
-      x[2 * i + 1][0] = r[2];
-      x[2 * i + 1][1] = r[3];
+    for (int n = 0; n < kColumnTiles<B>; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t r[4];
+        LoadMatrix4(
+            r, columns + (8 * n + lane % 8) % (2 * B) * stride + k + i * 32 + lane / 8 * 8);
+        x[n][2 * i][0] = r[0];
+        x[n][2 * i][1] = r[1];
+        x[n][2 * i + 1][0] = r[2];
+        x[n][2 * i + 1][1] = r[3];
+      }
     }
   }
 
-  // 16 rows of a weight times 64 elements of K; `row` is where this lane's row of the tile begins.
-  // Lane (g, t) gets the sums of rows g and g + 8 for row t of x.
-  __device__ __forceinline__ float2 MultiplyTile(const char* row, const uint32_t (&x)[4][2]) const {
-    float even[4] = {}, odd[4] = {};
+  // 16 rows of a weight times 64 elements of K, added to `c`; `row` is where this lane's row of the
+  // tile begins. Four sums run side by side.
+  using Weights64 = uint32_t[4][4];
+  using Sums = float[kColumnTiles<B>][4][4];
+  __device__ __forceinline__ void LoadTile(Weights64& w, const char* row) const {
     const uint32_t swizzle = SharedAddress(row) >> 7 & 7;
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      uint32_t w[4];
-      LoadMatrix4(w, row + ((2 * s + lane / 16) ^ swizzle) * 16);
-      MmaBf16(s % 2 == 0 ? even : odd, w, x[s][0], x[s][1]);
+    for (int s = 0; s < 4; ++s) LoadMatrix4(w[s], row + ((2 * s + lane / 16) ^ swizzle) * 16);
+  }
+  __device__ __forceinline__ void MultiplyTile(Sums& c, const Weights64& w,
+                                               const Columns& x) const {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles<B>; ++n) {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) MmaBf16(c[n][s], w[s], x[n][s][0], x[n][s][1]);
     }
-    return make_float2((even[0] + odd[0]) + (even[1] + odd[1]),
-                       (even[2] + odd[2]) + (even[3] + odd[3]));
+  }
+  // Lane (g, t) has the sums of rows g and g + 8 for row t of x, of four rows from 4 * n on.
+  __device__ __forceinline__ float2 Total(const float (&c)[4][4]) const {
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = (c[0][i] + c[1][i]) + (c[2][i] + c[3][i]);
+    return make_float2(v[0] + v[1], v[2] + v[3]);
   }
 
-  // Half of the parts, in turn: whoever still reads is behind the barrier before last.
-  __device__ __forceinline__ float* NextParts() {
-    return shared.parts + (turn++ & 1) * StepShared<B>::kHalfParts;
-  }
-
-  // Leaves a tile's two sums of this lane among the parts.
-  __device__ __forceinline__ void PutParts(float* parts, int part, int row, float2 sums) const {
-    const int t = lane % 4;
-    if (t >= B) return;
-    float* to = parts + part * StepShared<B>::kPartStride + (row + lane / 4) * B + t;
+  // Leaves a tile's sums of this lane among the parts.
+  __device__ __forceinline__ void PutParts(float* parts, int part, int row, int n,
+                                           float2 sums) const {
+    const int b = 4 * n + lane % 4;
+    if (b >= B) return;
+    float* to = parts + part * StepShared<B>::kPartStride + (row + lane / 4) * B + b;
     to[0] = sums.x;
     to[8 * B] = sums.y;
   }
 
-  // The sums of two neighbouring outputs' parts; the sixteen lanes of a half warp call it together:
-  // eight add up the first output's parts, eight the second's.
-  __device__ __forceinline__ float2 SumPair(const float* parts, int row, int b) const {
-    const int part = half_lane % kStepWarps;
-    float v =
-        part < k_blocks
-            ? parts[part * StepShared<B>::kPartStride + (row + half_lane / kStepWarps) * B + b]
-            : 0.0f;
-#pragma unroll
-    for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
-      v += __shfl_xor_sync(half_mask, v, offset);
-    const float other = __shfl_xor_sync(half_mask, v, kStepWarps);
-    return half_lane < kStepWarps ? make_float2(v, other) : make_float2(other, v);
+  // The sum of an output's four parts; `item` is its row of the weights times B plus its row of x.
+  __device__ __forceinline__ float SumParts(const float* parts, int item) const {
+    constexpr int kStride = StepShared<B>::kPartStride;
+    return (parts[item] + parts[item + kStride]) +
+           (parts[item + 2 * kStride] + parts[item + 3 * kStride]);
   }
 
-  // `rows` rows of weights, tile by tile from the ring, times the stream: each warp has every
-  // eighth 64 elements of K. A tile is `Boxes` copied boxes of 16 / Boxes rows each.
-  // before(weights, x) runs once with the first slot; finish(parts, first, count) every few tiles,
-  // when their parts are there.
-  template <int Boxes, typename Before, typename Finish>
+  // The norm's factor of each row, from all ranks' squares, for whoever comes after a barrier.
+  __device__ __forceinline__ void NormFactors() const {
+    if (warp >= B) return;
+    float sum = lane < kRanks ? shared.squares[warp][lane] : 0.0f;
+#pragma unroll
+    for (int offset = kRanks / 2; offset > 0; offset /= 2)
+      sum += __shfl_xor_sync(kFullMask, sum, offset);
+    if (lane == 0) {
+      shared.norm_factor[warp] =
+          rsqrtf(sum / static_cast<float>(a.shape.hidden) + a.shape.norm_eps);
+    }
+  }
+
+  // `rows` rows of weights, tile by tile from the ring, times the stream. A tile is `Boxes` copied
+  // boxes of 16 / Boxes rows each. before(weights, x) runs once with the first slot; finish(parts,
+  // first, count) every AtOnce tiles, when their parts are there. With less than kTilesAtOnce the
+  // parts alternate; otherwise finish must end with a barrier after it has read them.
+  template <int Boxes, int AtOnce, typename Before, typename Finish>
   __device__ __forceinline__ void MultiplyStream(int rows, Before before, Finish finish) {
-    uint32_t x[kBlocksOfWarp][4][2];
+    Columns x[kBlocksOfWarp];
 #pragma unroll
     for (int i = 0; i < kBlocksOfWarp; ++i) {
-      const int block = warp + i * kStepWarps;
+      const int block = quarter + i * kGroupWarps;
       if (block < k_blocks) LoadColumns(x[i], shared.stream[0], kMaxStepHidden + 8, block * kBoxK);
     }
+    NormFactors();
     constexpr int kBoxRows = kTile / Boxes;
     const int row = lane % kTile;
-    const int at = row / kBoxRows * (k_blocks * kBoxRows * 128 + kBoxGap) + warp * kBoxRows * 128 +
-                   row % kBoxRows * 128;
+    const int at = row / kBoxRows * (k_blocks * kBoxRows * 128 + kBoxGap) +
+                   quarter * kBoxRows * 128 + row % kBoxRows * 128;
 #pragma unroll 1
-    for (int first = 0; first < rows; first += kTilesAtOnce<B> * kTile) {
-      float* parts = NextParts();
-      const int count = min(rows - first, kTilesAtOnce<B> * kTile);
+    for (int first = 0; first < rows; first += AtOnce * kTile) {
+      float* parts = shared.parts + first % (kTilesAtOnce * kTile) * B;
+      const int count = min(rows - first, AtOnce * kTile), tiles = CeilDiv(count, kTile);
 #pragma unroll 1
-      for (int tile = 0; tile * kTile < count; ++tile) {
+      for (int tile = group ^ odd; tile < tiles; tile += kGroups) {
         const char* weights = AwaitSlot();
-        float2 sums = make_float2(0.0f, 0.0f);
+        Weights64 w[2];
+        Sums c = {};
+        LoadTile(w[0], weights + at);
 #pragma unroll
         for (int i = 0; i < kBlocksOfWarp; ++i) {
-          if (warp + i * kStepWarps >= k_blocks) continue;
-          const float2 v = MultiplyTile(weights + at + i * kStepWarps * kBoxRows * 128, x[i]);
-          sums.x += v.x;
-          sums.y += v.y;
+          const bool more = i + 1 < kBlocksOfWarp && quarter + (i + 1) * kGroupWarps < k_blocks;
+          if (more) LoadTile(w[(i + 1) % 2], weights + at + (i + 1) * kGroupWarps * kBoxRows * 128);
+          if (quarter + i * kGroupWarps < k_blocks) MultiplyTile(c, w[i % 2], x[i]);
         }
-        PutParts(parts, warp, tile * kTile, sums);
+#pragma unroll
+        for (int n = 0; n < kColumnTiles<B>; ++n)
+          PutParts(parts, quarter, tile * kTile, n, Total(c[n]));
         if (first == 0 && tile == 0) before(weights + kGatesAt, x);
         ReleaseSlot();
       }
-      if (first == 0) NormFactors();
+      odd ^= tiles & 1;
       Sync();
       finish(parts, first, count);
     }
@@ -313,40 +328,58 @@ struct StepBlock {
   // the sums are published for every cluster. scale(b, block) weighs a block's part of row b.
   template <typename Scale>
   __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
-    constexpr int kParts = kStepWarps / 4;
-    const int tile = warp % 4, part = warp / 4;
-    float2 sums = make_float2(0.0f, 0.0f);
+    const int row = quarter * kTile + lane % kTile, slots = CeilDiv(slice_blocks, 4);
+    float2 sums[kColumnTiles<B>] = {};
 #pragma unroll 1
-    for (int first = 0; first < slice_blocks; first += 4) {
+    for (int i = group ^ odd; i < slots; i += kGroups) {
       const char* weights = AwaitSlot();
 #pragma unroll
-      for (int j = 0; j < 4 / kParts; ++j) {
-        const int i = part + j * kParts, block = first + i;
-        if (block >= slice_blocks || tile * kTile >= stream_rows) continue;
-        uint32_t x[4][2];
+      for (int j = 0; j < 4; ++j) {
+        const int block = i * 4 + j;
+        if (block >= slice_blocks || quarter * kTile >= stream_rows) continue;
+        Columns x;
+        Weights64 w;
+        Sums c = {};
         LoadColumns(x, shared.slice[0], kMaxSliceK + 8, block * kBoxK);
-        const float2 v =
-            MultiplyTile(weights + (i * stream_rows + tile * kTile + lane % kTile) * 128, x);
-        float factor = 0.0f;
+        LoadTile(w, weights + (j * stream_rows + row) * 128);
+        MultiplyTile(c, w, x);
 #pragma unroll
-        for (int b = 0; b < B; ++b) {
-          const float f = scale(b, block);
-          factor = lane % 4 == b ? f : factor;
+        for (int n = 0; n < kColumnTiles<B>; ++n) {
+          const float2 v = Total(c[n]);
+          const float factor = scale(min(4 * n + lane % 4, B - 1), block);
+          sums[n].x = fmaf(factor, v.x, sums[n].x);
+          sums[n].y = fmaf(factor, v.y, sums[n].y);
         }
-        sums.x = fmaf(factor, v.x, sums.x);
-        sums.y = fmaf(factor, v.y, sums.y);
       }
       ReleaseSlot();
     }
-    float* parts = NextParts();
-    PutParts(parts, part, tile * kTile, sums);
+    odd ^= slots & 1;
+#pragma unroll
+    for (int n = 0; n < kColumnTiles<B>; ++n)
+      PutParts(shared.parts, group, quarter * kTile, n, sums[n]);
     Sync();
 #pragma unroll 1
     for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads) {
-      float v = 0.0f;
-#pragma unroll
-      for (int p = 0; p < kParts; ++p) v += parts[p * StepShared<B>::kPartStride + i];
+      const float v = shared.parts[i] + shared.parts[StepShared<B>::kPartStride + i];
       PublishWord(Word(i % B, rank * stream_rows + i / B, cluster), v, first_epoch + hop);
+    }
+  }
+
+  // This rank's rows of `heads` heads of D elements, where they begin in `kept`, to the same heads
+  // of every rank's `mixer`, or to one rank alone: to(b, head) is that rank, or -1.
+  template <int D, typename Kept, typename To>
+  __device__ __forceinline__ void SendHeads(int heads, Kept kept, To to) {
+    constexpr int kRows = D / kRanks, kVectors = kRows / 4;
+    const uint32_t ready = Peer(&shared.mixer_ready);
+#pragma unroll 1
+    for (int b = 0; b < B; ++b) {
+#pragma unroll 1
+      for (int i = half_warp; i < heads * kVectors; i += kHalfWarps) {
+        const int head = i / kVectors, at = i % kVectors * 4, only = to(b, head);
+        if (only >= 0 && only != half_lane) continue;
+        Send(Peer(&shared.mixer[b][head * D + rank * kRows + at]), ready,
+             *reinterpret_cast<const uint4*>(&shared.kept[b][kept(head) + at]));
+      }
     }
   }
 

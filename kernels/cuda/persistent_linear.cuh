@@ -24,116 +24,96 @@ struct LinearMixer {
   const int rows = share.heads * head_rows;
   const int channels = 2 * shape.key_heads * DK + shape.key_heads * shape.heads_per_key * DV;
 
-  enum class Role { kQuery, kKey, kValue, kGate };
-
-  // What two neighbouring rows of this rank's projection are for one row of x. The same in all
-  // layers.
-  struct Place {
-    Role role = Role::kGate;
-    int b = 0;
-    float* to = nullptr;  // in shared memory
-    int channel = -1;     // of the convolution; -1: none
-  };
-  __device__ __forceinline__ Place Locate(int pair) const {
-    Place p;
-    if (rows == 0) return p;
-    p.b = B == 1 ? 0 : pair / (rows / 2);
-    const int b = p.b, row = (pair - b * (rows / 2)) * 2;
-    if (b >= B || row >= rows) return p;
+  // The convolution's channel of a row of this rank's projection; -1 for gates, which have none.
+  __device__ __forceinline__ int ChannelOf(int row) const {
+    if (row >= rows) return -1;
     const int local_head = row / head_rows, head = share.first_head + local_head;
-    int i = row - local_head * head_rows, channel = 0;
-    if (i < 2 * kQueryRows) {
-      p.role = i < kQueryRows ? Role::kQuery : Role::kKey;
-      const int at = block.rank * kQueryRows + i % kQueryRows;
-      channel = ((p.role == Role::kQuery ? 0 : shape.key_heads) + head) * DK + at;
-      p.to = &shared.mixer[b][(2 * local_head + (p.role == Role::kQuery ? 0 : 1)) * DK + at];
-    } else {
-      i -= 2 * kQueryRows;
-      p.role = i < value_rows ? Role::kValue : Role::kGate;
-      i -= p.role == Role::kValue ? 0 : value_rows;
-      channel = 2 * shape.key_heads * DK + (head * shape.heads_per_key + i / kValueRows) * DV +
-                block.rank * kValueRows + i % kValueRows;
-      p.to = &shared.own[b][(p.role == Role::kValue ? 0 : value_heads * kValueRows) +
-                            local_head * value_rows + i];
-    }
-    if (p.role != Role::kGate) p.channel = channel;
-    return p;
+    int i = row - local_head * head_rows;
+    if (i < 2 * kQueryRows)
+      return (i / kQueryRows * shape.key_heads + head) * DK + block.rank * kQueryRows +
+             i % kQueryRows;
+    i -= 2 * kQueryRows;
+    if (i >= value_rows) return -1;
+    return 2 * shape.key_heads * DK + (head * shape.heads_per_key + i / kValueRows) * DV +
+           block.rank * kValueRows + i % kValueRows;
   }
 
-  // The convolution's state before the step, and its weights, for a pair of channels.
-  struct Channels {
-    float2 samples[kConvWidth - 1];
-    float4 weights[2];
-  };
-  __device__ __forceinline__ float* TailOf(const StepLayer& layer, const Place& p) const {
-    return layer.conv_state + static_cast<int64_t>(shared.slot[p.b]) * (kConvWidth - 1) * channels +
-           p.channel;
+  // This thread's outputs of the projection are of one row of x; the same in all layers.
+  const int b = static_cast<int>(threadIdx.x) % B;
+  __device__ __forceinline__ static int RowAt(int i) {
+    return (static_cast<int>(threadIdx.x) + i * kStepThreads) / B;
   }
-  __device__ __forceinline__ Channels Load(const StepLayer& layer, const Place& p) const {
-    Channels c{};
-    if (p.channel < 0) return c;
-    const float* tail = TailOf(layer, p);
+  int channel[kItems<B>];
+  __device__ __forceinline__ void Locate() {
 #pragma unroll
-    for (int j = 0; j < kConvWidth - 1; ++j)
-      c.samples[j] = *reinterpret_cast<const float2*>(tail + static_cast<int64_t>(j) * channels);
+    for (int i = 0; i < kItems<B>; ++i) channel[i] = ChannelOf(RowAt(i));
+  }
+
+  // A channel's state before the step, and its weights.
+  struct Channel {
+    float samples[kConvWidth - 1];
+    float4 weights;
+  };
+  __device__ __forceinline__ float* TailOf(const StepLayer& layer, int i) const {
+    return layer.conv_state + static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels +
+           channel[i];
+  }
+  __device__ __forceinline__ Channel Load(const StepLayer& layer, int i) const {
+    Channel c{};
+    if (channel[i] < 0) return c;
+    const float* tail = TailOf(layer, i);
 #pragma unroll
-    for (int j = 0; j < 2; ++j)
-      c.weights[j] = reinterpret_cast<const float4*>(layer.conv_weight)[p.channel + j];
+    for (int j = 0; j < kConvWidth - 1; ++j) c.samples[j] = tail[static_cast<int64_t>(j) * channels];
+    c.weights = reinterpret_cast<const float4*>(layer.conv_weight)[channel[i]];
     return c;
   }
-
-  // The convolution of both channels with their newest samples; the state moves on by one.
-  __device__ __forceinline__ float2 Convolve(const StepLayer& layer, const Place& p,
-                                             const Channels& c, float2 newest) const {
-    const float2* s = c.samples;
-    const float4* w = c.weights;
-    __syncwarp(block.half_mask);  // all sixteen lanes have read the state
-    if (block.half_lane < kConvWidth - 1) {
-      const float2 v = block.half_lane == 0 ? s[1] : block.half_lane == 1 ? s[2] : newest;
-      *reinterpret_cast<float2*>(TailOf(layer, p) +
-                                 static_cast<int64_t>(block.half_lane) * channels) = v;
-    }
-    const float x =
-        fmaf(w[0].w, newest.x, fmaf(w[0].z, s[2].x, fmaf(w[0].y, s[1].x, w[0].x * s[0].x)));
-    const float y =
-        fmaf(w[1].w, newest.y, fmaf(w[1].z, s[2].y, fmaf(w[1].y, s[1].y, w[1].x * s[0].y)));
-    return make_float2(QuickSilu(x), QuickSilu(y));
-  }
-
-  // One pair of sums: queries and keys to every rank, values and gates kept.
-  __device__ __forceinline__ void Finish(const StepLayer& layer, const float* parts, int local,
-                                         const Place& p, const Channels& c) {
-    const float factor = block.Inverse(p.b);
-    float2 v = block.SumPair(parts, local, p.b);
-    v = make_float2(v.x * factor, v.y * factor);
-    if (p.role != Role::kGate) v = Convolve(layer, p, c, v);
-    if (p.role == Role::kQuery || p.role == Role::kKey || block.half_lane == block.rank)
-      Send(block.Peer(p.to), block.Peer(&shared.mixer_ready), __float_as_uint(v.x),
-           __float_as_uint(v.y));
+  // The convolution with its newest sample; the state moves on by one.
+  __device__ __forceinline__ float Convolve(const StepLayer& layer, int i, const Channel& c,
+                                            float newest) const {
+    float* tail = TailOf(layer, i);
+    tail[0] = c.samples[1];
+    tail[channels] = c.samples[2];
+    tail[2 * static_cast<int64_t>(channels)] = newest;
+    const float4 w = c.weights;
+    return QuickSilu(fmaf(
+        w.w, newest, fmaf(w.z, c.samples[2], fmaf(w.y, c.samples[1], w.x * c.samples[0]))));
   }
 
   // This rank's 64 columns of the gates' rows, b above a, to every rank.
   __device__ __forceinline__ void SendGates(const char* weights,
-                                            const uint32_t (&x)[kBlocksOfWarp][4][2]) {
-    if (block.warp != block.rank % kStepWarps || block.rank >= block.k_blocks) return;
-    uint32_t mine[4][2];
+                                            const typename StepBlock<B>::Columns (&x)[kBlocksOfWarp]) {
+    if (block.quarter != block.rank % kGroupWarps || block.rank >= block.k_blocks) return;
+    typename StepBlock<B>::Columns mine;
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      mine[i / 2][i % 2] = block.rank < kStepWarps ? x[0][i / 2][i % 2] : x[1][i / 2][i % 2];
-    const float2 sums = block.MultiplyTile(weights + block.lane % kTile * 128, mine);
+    for (int n = 0; n < kColumnTiles<B>; ++n) {
 #pragma unroll
-    for (int b = 0; b < B; ++b) {
+      for (int s = 0; s < 8; ++s) {
+        uint32_t v = x[0][n][s / 2][s % 2];
+#pragma unroll
+        for (int i = 1; i < kBlocksOfWarp; ++i)
+          v = block.rank / kGroupWarps == i ? x[i][n][s / 2][s % 2] : v;
+        mine[n][s / 2][s % 2] = v;
+      }
+    }
+    typename StepBlock<B>::Weights64 w;
+    typename StepBlock<B>::Sums c = {};
+    block.LoadTile(w, weights + block.lane % kTile * 128);
+    block.MultiplyTile(c, w, mine);
+#pragma unroll
+    for (int row = 0; row < B; ++row) {
+      const float2 sums = block.Total(c[row / 4]);
       uint32_t v[kMaxValueHeads];
 #pragma unroll
       for (int i = 0; i < kMaxValueHeads; ++i) {
-        const float beta = __shfl_sync(kFullMask, sums.x, i * 4 + b);
-        const float decay = __shfl_sync(kFullMask, sums.y, i * 4 + b);
+        const float beta = __shfl_sync(kFullMask, sums.x, i * 4 + row % 4);
+        const float decay = __shfl_sync(kFullMask, sums.y, i * 4 + row % 4);
         v[i] = __float_as_uint(block.lane < kRanks ? beta : decay);
       }
-      const uint32_t to =
-          block.Peer(&shared.gates[b][block.rank][block.lane / kRanks * kMaxValueHeads]);
-      Send(to, block.Peer(&shared.mixer_ready), make_uint4(v[0], v[1], v[2], v[3]));
-      Send(to + 16, block.Peer(&shared.mixer_ready), make_uint4(v[4], v[5], v[6], v[7]));
+      const uint32_t ready = block.Peer(&shared.mixer_ready);
+      const uint32_t to = block.Peer(
+          &shared.linear.gates[row][block.rank][block.lane / kRanks * kMaxValueHeads]);
+      Send(to, ready, make_uint4(v[0], v[1], v[2], v[3]));
+      Send(to + 16, ready, make_uint4(v[4], v[5], v[6], v[7]));
     }
   }
 
@@ -145,7 +125,7 @@ struct LinearMixer {
   };
   __device__ __forceinline__ Item ItemAt(int item) const {
     const int head = item / kQuads;
-    return {item % kQuads, B == 1 ? head : head / B, B == 1 ? 0 : head % B};
+    return {item % kQuads, head / B, head % B};
   }
   __device__ __forceinline__ int Items() const { return kQuads * value_heads * B; }
 
@@ -178,56 +158,60 @@ struct LinearMixer {
 
   // One token of the delta rule for one item, then the norm's weight and the gate; the result goes
   // to every rank, with its share of the norm's sum of squares.
-  __device__ __forceinline__ void Delta(const StepLayer& layer, const Item& item, State& state) {
+  __device__ __forceinline__ void Delta(const StepLayer& layer, const Item& item,
+                                        const State& state) {
     const int b = item.b, lane = block.lane;
     const float* q = shared.mixer[b] + item.head / shape.heads_per_key * 2 * DK;
     const float* k = q + DK;
-    float ks[kLoads], qs[kLoads], qq = 0.0f, kk = 0.0f, kq = 0.0f;
+    float ks[kLoads], qs[kLoads];
+    // Sums over the warp: of the state before its decay with k and with q, columns 0 to 3; q q, k k,
+    // k q; the gates' parts.
+    float sums[16] = {};
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       ks[i] = k[i * kWarp + lane];
       qs[i] = q[i * kWarp + lane];
-      qq = fmaf(qs[i], qs[i], qq);
-      kk = fmaf(ks[i], ks[i], kk);
-      kq = fmaf(ks[i], qs[i], kq);
+      const float s[4] = {state.s[i].x, state.s[i].y, state.s[i].z, state.s[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        sums[j] = fmaf(s[j], ks[i], sums[j]);
+        sums[4 + j] = fmaf(s[j], qs[i], sums[4 + j]);
+      }
+      sums[8] = fmaf(qs[i], qs[i], sums[8]);
+      sums[9] = fmaf(ks[i], ks[i], sums[9]);
+      sums[10] = fmaf(ks[i], qs[i], sums[10]);
     }
-    float beta = 0.0f, decay = 0.0f;
     if (lane < block.k_blocks) {
-      beta = shared.gates[b][lane][item.head];
-      decay = shared.gates[b][lane][kMaxValueHeads + item.head];
+      sums[11] = shared.linear.gates[b][lane][item.head];
+      sums[12] = shared.linear.gates[b][lane][kMaxValueHeads + item.head];
     }
-    float4 u = make_float4(0, 0, 0, 0), o = u;  // of the state before its decay
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const float4 s = state.s[i];
-      u = {fmaf(s.x, ks[i], u.x), fmaf(s.y, ks[i], u.y), fmaf(s.z, ks[i], u.z),
-           fmaf(s.w, ks[i], u.w)};
-      o = {fmaf(s.x, qs[i], o.x), fmaf(s.y, qs[i], o.y), fmaf(s.z, qs[i], o.z),
-           fmaf(s.w, qs[i], o.w)};
-    }
-    // Thirteen sums over the warp, in two loops so that their code stays short.
-    float sums[13] = {qq, kk, kq, beta, decay, u.x, u.y, u.z, u.w, o.x, o.y, o.z, o.w};
-#pragma unroll 1
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-#pragma unroll
-      for (float& sum : sums) sum += __shfl_xor_sync(kFullMask, sum, offset);
-    }
-    beta = QuickSigmoid(sums[3] * block.Inverse(b));
-    decay = __expf(-expf(state.a_log) * Softplus(sums[4] * block.Inverse(b) + state.dt_bias));
-    const float q_scale = rsqrtf(sums[0] + shape.l2_eps) * shape.delta_scale;
-    const float k_scale = rsqrtf(sums[1] + shape.l2_eps);
-    const float cross = sums[2] * k_scale * q_scale;
-    const int column = item.head * kValueRows + item.quad * 4;  // of this rank's
-    const float4 values = *reinterpret_cast<const float4*>(&shared.own[b][column]);
-    const float4 z =
-        *reinterpret_cast<const float4*>(&shared.own[b][value_heads * kValueRows + column]);
+    const float sum = WarpSums(sums, lane);
+    float* all = shared.linear.sums[block.warp];
+    __syncwarp();  // the item before has been read
+    if (lane % 2 == 0) all[lane / 2] = sum;
+    __syncwarp();
+    const float4 u = *reinterpret_cast<const float4*>(all),
+                 o = *reinterpret_cast<const float4*>(all + 4),
+                 heads = *reinterpret_cast<const float4*>(all + 8);
+    const float factor = shared.norm_factor[b];
+    const float beta = QuickSigmoid(heads.w * factor);
+    const float decay = __expf(-expf(state.a_log) * Softplus(fmaf(all[12], factor, state.dt_bias)));
+    const float q_scale = rsqrtf(heads.x + shape.l2_eps) * shape.delta_scale;
+    const float k_scale = rsqrtf(heads.y + shape.l2_eps);
+    const float cross = heads.z * k_scale * q_scale;
+    const float* kept = shared.kept[b] + item.head / shape.heads_per_key * head_rows +
+                        2 * kQueryRows + item.head % shape.heads_per_key * kValueRows +
+                        item.quad * 4;
+    const float4 values = *reinterpret_cast<const float4*>(kept),
+                 z = *reinterpret_cast<const float4*>(kept + value_rows);
     const float v[4] = {values.x, values.y, values.z, values.w}, gate[4] = {z.x, z.y, z.z, z.w};
+    const float us[4] = {u.x, u.y, u.z, u.w}, os[4] = {o.x, o.y, o.z, o.w};
     const float weight[4] = {state.norm.x, state.norm.y, state.norm.z, state.norm.w};
     float e[4], out[4], square = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      e[i] = beta * (v[i] - sums[5 + i] * decay * k_scale);
-      out[i] = fmaf(e[i], cross, sums[9 + i] * decay * q_scale);
+      e[i] = beta * (v[i] - us[i] * decay * k_scale);
+      out[i] = fmaf(e[i], cross, os[i] * decay * q_scale);
       square = fmaf(out[i], out[i], square);
       e[i] *= k_scale;
       out[i] *= weight[i] * QuickSilu(gate[i]);
@@ -238,8 +222,9 @@ struct LinearMixer {
       const uint32_t ready = block.Peer(&shared.slice_ready);
       Send(block.Peer(&shared.slice[2 * b][at]), ready, first.high, second.high);
       Send(block.Peer(&shared.slice[2 * b + 1][at]), ready, first.low, second.low);
-      Send(block.Peer(&shared.head_squares[b][item.head][block.rank * kQuads + item.quad]), ready,
-           __float_as_uint(square));
+      Send(block.Peer(
+               &shared.linear.head_squares[b][item.head][block.rank * kQuads + item.quad]),
+           ready, __float_as_uint(square));
     }
     float* to = StateOf(layer, item) + lane * DV;
 #pragma unroll
@@ -251,76 +236,84 @@ struct LinearMixer {
     }
   }
 
-  // One row of x has at most so many pairs for a half warp.
-  static constexpr int kEarly = 4;
-  Place places[kEarly] = {Locate(block.half_warp), Locate(block.half_warp + kHalfWarps),
-                          Locate(block.half_warp + 2 * kHalfWarps),
-                          Locate(block.half_warp + 3 * kHalfWarps)};
-
   // Asks for what a layer reads of earlier steps.
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
 #pragma unroll 1
     for (int i = threadIdx.x; i < value_heads * B * DK; i += kStepThreads)
       PrefetchLine(StateOf(layer, ItemAt(i / DK * kQuads)) + i % DK * DV);
 #pragma unroll
-    for (int i = 0; i < kEarly; ++i) {
-      if (places[i].channel >= 0 && block.half_lane < kConvWidth - 1)
-        PrefetchLine(TailOf(layer, places[i]) + static_cast<int64_t>(block.half_lane) * channels);
+    for (int i = 0; i < kItems<B>; ++i) {
+      if (channel[i] < 0) continue;
+#pragma unroll
+      for (int j = 0; j < kConvWidth - 1; ++j)
+        PrefetchLine(TailOf(layer, i) + static_cast<int64_t>(j) * channels);
     }
   }
 
+  State first_state;  // of this warp's first item, asked for before the exchange
+
+  // Queries and keys to every rank; values and gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    Channels early[kEarly];
-    if constexpr (B == 1) {
+    first_state = State{};  // nothing of it lives from layer to layer
+    Channel early[kItems<B>];
 #pragma unroll
-      for (int i = 0; i < kEarly; ++i) early[i] = Load(layer, places[i]);
-    }
+    for (int i = 0; i < kItems<B>; ++i) early[i] = Load(layer, i);
     block.AwaitStream();
     if (share.heads == 0) return;
-    block.template MultiplyStream<4>(
-        rows,
-        [&](const char* gates, const uint32_t(&x)[kBlocksOfWarp][4][2]) { SendGates(gates, x); },
-        [&](const float* parts, int first, int count) {
-          if constexpr (B == 1) {
+    block.template MultiplyStream<4, kTilesAtOnce>(
+        rows, [&](const char* gates, const auto& x) { SendGates(gates, x); },
+        [&](const float* parts, int, int count) {
+          first_state = LoadState(layer, block.warp);
+          const float factor = shared.norm_factor[b];
 #pragma unroll
-            for (int i = 0; i < kEarly; ++i) {
-              const int pair = block.half_warp + i * kHalfWarps;
-              if (pair < count / 2) Finish(layer, parts, pair * 2, places[i], early[i]);
-            }
-          } else {
-#pragma unroll 1
-            for (int i = block.half_warp; i < count / 2 * B; i += kHalfWarps) {
-              const int b = i / (count / 2), local = (i - b * (count / 2)) * 2;
-              const Place place = Locate(b * (rows / 2) + (first + local) / 2);
-              Finish(layer, parts, local, place, Load(layer, place));
-            }
+          for (int i = 0; i < kItems<B>; ++i) {
+            const int item = threadIdx.x + i * kStepThreads;
+            if (item >= count * B) continue;
+            const float v = block.SumParts(parts, item) * factor;
+            shared.kept[b][RowAt(i)] = channel[i] < 0 ? v : Convolve(layer, i, early[i], v);
           }
+          block.Sync();
+          block.template SendHeads<DK>(
+              2 * share.heads,
+              [&](int head) { return head / 2 * head_rows + head % 2 * kQueryRows; },
+              [](int, int) { return -1; });
         });
   }
 
   __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
-    State state = LoadState(layer, block.warp);
     block.Await(&shared.mixer_ready, block.mixer_parity,
-                B * (share.heads * 2 * DK * 4 + 2 * value_heads * kValueRows * 4 +
-                     block.k_blocks * 2 * kMaxValueHeads * 4));
+                B * (share.heads * 2 * DK * 4 + block.k_blocks * 2 * kMaxValueHeads * 4));
+    State state = first_state;
 #pragma unroll 1
     for (int item = block.warp; item < Items(); item += kStepWarps) {
-      if (item != block.warp) state = LoadState(layer, item);
+      const State next = LoadState(layer, item + kStepWarps);
       Delta(layer, ItemAt(item), state);
+      state = next;
     }
     block.Await(&shared.slice_ready, block.slice_parity,
                 B * value_heads * (DV * 4 + kRanks * kQuads * 4));
+    // The gated norm's factor of each head.
+    if (static_cast<int>(threadIdx.x) < B * value_heads) {
+      const int row = threadIdx.x % B, head = threadIdx.x / B;
+      const auto* squares =
+          reinterpret_cast<const float4*>(shared.linear.head_squares[row][head]);
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kRanks * kQuads / 4; ++i) {
+        const float4 v = squares[i];
+        sum += (v.x + v.y) + (v.z + v.w);
+      }
+      shared.linear.head_factor[row][head] =
+          rsqrtf(sum / static_cast<float>(DV) + shape.gated_eps);
+    }
+    block.Sync();
   }
 
   __device__ __forceinline__ void Output() {
     if (share.heads == 0) return block.PublishNothing();
-    block.MultiplySlice(value_heads * DV / kBoxK, [&](int b, int k_block) {
-      const float* squares = shared.head_squares[b][k_block * kBoxK / DV];
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) sum += squares[block.half_lane * kQuads + i];
-      return rsqrtf(HalfSum(sum, block.half_mask) / static_cast<float>(DV) + shape.gated_eps);
+    block.MultiplySlice(value_heads * DV / kBoxK, [&](int row, int k_block) {
+      return shared.linear.head_factor[row][k_block * kBoxK / DV];
     });
   }
 };

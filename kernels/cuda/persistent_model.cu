@@ -162,9 +162,8 @@ class Reader {
     h.attention_scale = op.attention.scale;
     Need(h.head_dim == 64 || h.head_dim == 128 || h.head_dim == 256, "head_dim ", h.head_dim,
          "; 64, 128 and 256 are built");
-    const int lanes = h.rotary_half * kWarp / h.head_dim;
-    Need(h.rotary_half <= kMaxRotaryHalf && h.rotary_half * kWarp % h.head_dim == 0 && lanes > 0 &&
-             (lanes & (lanes - 1)) == 0,
+    Need(h.rotary_half <= kMaxRotaryHalf && h.rotary_half >= 8 &&
+             (h.rotary_half & (h.rotary_half - 1)) == 0,
          "rotary_dim ", 2 * h.rotary_half, " of ", h.head_dim);
     Need(op.update.k_pages.dtype == DType::kBF16 && op.update.v_pages.dtype == DType::kBF16 &&
              op.update.k_pages.contiguous() && op.update.v_pages.contiguous(),

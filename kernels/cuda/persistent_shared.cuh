@@ -2,6 +2,8 @@
 // have in common.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/persistent_step.h"
 
@@ -11,50 +13,82 @@ constexpr int kCachedPages = 64;  // of a rank's share of a sequence
 constexpr int kConsumerBarrier = 1;
 constexpr int kHalfWarps = kStepThreads / kRanks;
 constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // rows of eight lanes
-constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kStepWarps;         // of 64 elements of K
 
-// Tiles between two barriers.
-template <int B>
-constexpr int kTilesAtOnce = B == 1 ? 8 : 4;
+// The computing warps are two groups that take every other slot of the ring. Of a slot of whole
+// rows each warp of a group multiplies every fourth 64 elements of K, of a slot of an output matrix
+// one tile of 16 rows.
+constexpr int kGroups = 2;
+constexpr int kGroupWarps = kStepWarps / kGroups;
+constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kGroupWarps;
+constexpr int kTilesAtOnce = 8;  // of a projection, between two barriers
 
-// Slots of the ring: what the activations of B rows leave room for.
+// Eight columns of a product hold four rows of x, each as its high and its low bf16 half.
 template <int B>
-constexpr int kRingSlots = B == 1   ? 5
-                           : B == 2 ? 4
-                                    : 3;
+constexpr int kColumnTiles = CeilDiv(2 * B, 8);
+
+// Outputs of a projection that one thread has, all of the same row of x.
+template <int B>
+constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
+
+// Slots of the ring: what the activations of B rows leave room for. Either an even number, so that
+// a slot is always the same group's, or so many that a group which comes to a slot knows that the
+// other group's turn there is over: slots arrive in any order, but never more than two at a time.
+template <int B>
+constexpr int kRingSlots = B == 1 ? 5 : 4;
+
+// Attention: a rank's part of a sequence is four sums for each head, one warp's work each.
+constexpr int kSplits = 4;
+constexpr int kPairsAtOnce = kStepWarps / kSplits;  // of a head and a row of x
+constexpr int kPartialFloats = 256;                 // of a warp
 
 template <int B>
 struct StepShared {
-  static constexpr int kPartStride = kTilesAtOnce<B> * kTile * B + 1;
-  static constexpr int kAttentionStride = kMaxPassHeads * (256 + 4);
-  static constexpr int kHalfParts = kStepWarps * kPartStride;
+  static constexpr int kPartStride = kTilesAtOnce * kTile * B;
   static constexpr int kPartFloats =
-      2 * kHalfParts > kStepWarps* kAttentionStride ? 2 * kHalfParts : kStepWarps* kAttentionStride;
+      std::max(kGroupWarps * kPartStride, kStepWarps * kPartialFloats);
 
   // Activations as columns of a product: the high and the low bf16 half of each row.
   alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
   bf16 slice[2 * B][kMaxSliceK + 8];                   // what the mixer or the MLP made
-  alignas(16) float mixer[B][kMixerFloats];
-  float squares[B][kRanks];                                // each rank's part of the norm's sum
-  alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];  // linear: b and a, each rank's part
-  float2 softmax[B][kMaxPassHeads][kRanks];                // each rank's largest score and sum
-  float attended[B][kMaxPassHeads][16][kRanks];            // this rank's dimensions, from each rank
-  alignas(16) float own[B][64];                       // this rank's values, and what gates them
-  float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
-  alignas(16) float head_norms[2][256];               // queries', keys'
+  alignas(16) float mixer[B][kMixerFloats];            // heads, each from all ranks
+  alignas(16) float kept[B][kTilesAtOnce * kTile];     // this rank's rows of a mixer's projection
+  float squares[B][kRanks];                            // each rank's part of the norm's sum
+  float norm_factor[B];
+  union {
+    struct {
+      alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];       // b and a, each rank's part
+      alignas(16) float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
+      float head_factor[B][kMaxValueHeads];
+      alignas(16) float sums[kStepWarps][16];
+    } linear;
+    struct {
+      float2 softmax[B][kMaxPassHeads][kRanks];                 // each rank's largest score and sum
+      alignas(16) float attended[B][kMaxPassHeads][kRanks][16];  // this rank's dimensions
+      float2 partials[kStepWarps][4];
+      alignas(16) float norms[2][256];  // queries', keys'
+    } attention;
+  };
   uint32_t token[kRanks];
-  float cos[B][kMaxRotaryHalf], sin[B][kMaxRotaryHalf];
+  alignas(16) float cos[B][kMaxRotaryHalf];
+  alignas(16) float sin[B][kMaxRotaryHalf];
   int page_rows[B][kCachedPages];  // where this rank's part of the sequence begins in the pages
   int position[B], slot[B];
-  float parts[kPartFloats];  // of products, in two halves by turns; of attention
-  alignas(16) bf16 outgoing[2 * B][kMaxStepHidden / kRanks];  // this rank's part of the stream
+  alignas(16) float parts[kPartFloats];                       // of products; of attention
+  alignas(16) bf16 outgoing[2 * B][kMaxStepHidden / kRanks];  // to every rank
   alignas(16) float own_squares[B][kStepWarps];
   unsigned long long keys[B][kStepWarps];
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
   uint64_t stream_ready, slice_ready, mixer_ready, merge_ready;
 };
 
-// The high and the low halves of two neighbours, each pair as one word.
+// A float as two bf16, the second what the first lacks.
+struct Halves {
+  bf16 high, low;
+  __device__ __forceinline__ explicit Halves(float v)
+      : high(__float2bfloat16_rn(v)), low(__float2bfloat16_rn(v - __bfloat162float(high))) {}
+};
+
+// The same for two neighbours, each pair as one word.
 struct SplitPair {
   uint32_t high, low;
 };
@@ -74,24 +108,6 @@ __device__ __forceinline__ float QuickSilu(float x) { return __fdividef(x, 1.0f 
 __device__ __forceinline__ int PageRow(const StepArguments& a, int b, int kv_head, int page) {
   return (a.block_table[b * a.block_table_stride + page] * a.shape.kv_heads + kv_head) *
          kPageTokens;
-}
-
-// Two half warps have a pair each: the lower gets both high words, the upper both low ones.
-__device__ __forceinline__ uint2 JoinPairs(const SplitPair& mine, bool upper) {
-  const uint32_t other = __shfl_xor_sync(kFullMask, upper ? mine.high : mine.low, kRanks);
-  return upper ? make_uint2(other, mine.low) : make_uint2(mine.high, other);
-}
-
-// Over the 16 lanes of a half warp; every lane gets the sum.
-__device__ __forceinline__ float HalfSum(float v, unsigned mask) {
-#pragma unroll
-  for (int offset = 8; offset > 0; offset /= 2) v += __shfl_xor_sync(mask, v, offset);
-  return v;
-}
-__device__ __forceinline__ float HalfMax(float v, unsigned mask) {
-#pragma unroll
-  for (int offset = 8; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(mask, v, offset));
-  return v;
 }
 
 }  // namespace qwend::cuda

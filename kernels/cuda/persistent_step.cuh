@@ -103,24 +103,23 @@ struct Mlp {
   __device__ __forceinline__ void GateUp() {
     block.AwaitStream();
     if (share.units == 0) return;
-    block.template MultiplyStream<4>(
-        2 * columns, [](const char*, const uint32_t(&)[kBlocksOfWarp][4][2]) {},
-        [&](const float* parts, int first, int count) {
-          const int pairs = count / 4;  // of each row of x; two half warps have neighbours
-          const bool upper = block.half_warp % 2 == 1;
+    block.template MultiplyStream<4, kTilesAtOnce>(
+        2 * columns, [](const char*, const auto&) {},
+        [&](const float* parts, int, int) {
+          const int b = threadIdx.x % B;
+          const float factor = shared.norm_factor[b];
 #pragma unroll 1
-          for (int pair = block.half_warp; pair < pairs * B; pair += kHalfWarps) {
-            const int b = B == 1 ? 0 : pair / pairs, i = (pair - b * pairs) * 2,
-                      row = i / 4 * 8 + i % 4;
-            const float factor = block.Inverse(b);
-            const float2 gate = block.SumPair(parts, row, b), up = block.SumPair(parts, row + 4, b);
-            const float x = QuickSilu(gate.x * factor) * (up.x * factor);
-            const float y = QuickSilu(gate.y * factor) * (up.y * factor);
-            const uint2 words = JoinPairs(SplitTwo(x, y), upper);
-            const int k = block.rank * columns + first / 2 + i - (upper ? 2 : 0);
-            Send(block.Peer(&shared.slice[2 * b + (upper ? 1 : 0)][k]),
-                 block.Peer(&shared.slice_ready), words.x, words.y);
+          for (int i = threadIdx.x; i < columns * B; i += kStepThreads) {
+            const int column = i / B, row = column / 4 * 8 + column % 4;
+            const float gate = block.SumParts(parts, row * B + b) * factor,
+                        up = block.SumParts(parts, (row + 4) * B + b) * factor;
+            const Halves v(QuickSilu(gate) * up);
+            shared.outgoing[2 * b][column] = v.high;
+            shared.outgoing[2 * b + 1][column] = v.low;
           }
+          block.Sync();
+          block.template SendOutgoing<4>(shared.slice, block.rank * columns, columns,
+                                         &shared.slice_ready);
         });
     block.Await(&shared.slice_ready, block.slice_parity, B * share.units * kBoxK * 4);
   }
@@ -136,45 +135,33 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
   const StepArguments& a = block.a;
   const int first_tile = a.first_head_tile[blockIdx.x];
   const int tiles = a.first_head_tile[blockIdx.x + 1] - first_tile;
-  SampleKey best[B];
-  bool wanted[B];
-#pragma unroll
-  for (int b = 0; b < B; ++b) {
-    best[b] = kNoKey;
-    wanted[b] = a.sampling[b].temperature != 0.0f || a.sampling[b].keep_logits != 0;
-  }
+  const int b = threadIdx.x % B;
+  const SamplingRow& sampling = a.sampling[b];
+  const bool wanted = sampling.temperature != 0.0f || sampling.keep_logits != 0;
+  SampleKey best = kNoKey;
   block.AwaitStream();
-  block.template MultiplyStream<1>(
-      tiles * kTile, [](const char*, const uint32_t(&)[kBlocksOfWarp][4][2]) {},
+  block.template MultiplyStream<1, kTilesAtOnce / 2>(
+      tiles * kTile, [](const char*, const auto&) {},
       [&](const float* parts, int first, int count) {
+        const float factor = block.shared.norm_factor[b];
 #pragma unroll 1
-        for (int pair = block.half_warp; pair < count / 2 * B; pair += kHalfWarps) {
-          const int b = pair % B, row = pair / B * 2;
-          const float2 sums = block.SumPair(parts, row, b);
-          const int id = first_tile * kTile + first + row + block.half_lane;
-          if (block.half_lane > 1 || id >= a.shape.vocab) continue;
-          const float logit = (block.half_lane == 0 ? sums.x : sums.y) * block.Inverse(b);
-#pragma unroll
-          for (int i = 0; i < B; ++i) {
-            if (i != b) continue;
-            if (wanted[i]) a.logits.At(i)[id] = logit;
-            best[i] = max(best[i],
-                          KeyOf(logit, id, id < a.shape.vocab_limit && !Banned(a.sampling[i], id)));
-          }
+        for (int i = threadIdx.x; i < count * B; i += kStepThreads) {
+          const int id = first_tile * kTile + first + i / B;
+          if (id >= a.shape.vocab) continue;
+          const float logit = block.SumParts(parts, i) * factor;
+          if (wanted) a.logits.At(b)[id] = logit;
+          best = max(best, KeyOf(logit, id, id < a.shape.vocab_limit && !Banned(sampling, id)));
         }
       });
 #pragma unroll
-  for (int b = 0; b < B; ++b) {
-#pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2)
-      best[b] = max(best[b], __shfl_xor_sync(kFullMask, best[b], offset));
-    if (block.lane == 0) block.shared.keys[b][block.warp] = best[b];
-  }
+  for (int offset = kWarp / 2; offset >= B; offset /= 2)
+    best = max(best, __shfl_xor_sync(kFullMask, best, offset));
+  if (block.lane < B) block.shared.keys[b][block.warp] = best;
   block.Sync();
   if (threadIdx.x >= B) return;
-  SampleKey key = kNoKey;
-  for (int w = 0; w < kStepWarps; ++w) key = max(key, block.shared.keys[threadIdx.x][w]);
-  atomicMax(a.best + threadIdx.x, key);
+#pragma unroll 1
+  for (int w = 0; w < kStepWarps; ++w) best = max(best, block.shared.keys[b][w]);
+  atomicMax(a.best + b, best);
 }
 
 // D: head_dim of the attention layers. DK: the linear layers' head size, 0 for a model without any.
@@ -210,6 +197,7 @@ struct Step {
 
   __device__ __forceinline__ void Run(const StepLayer* layers) {
     Stamp();
+    linear.Locate();
     Prefetch(layers[0]);
     block.Embed(layers[0].mixer_norm);
     Stamp();
@@ -263,7 +251,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRingSlots<B>; ++i) {
       InitBarrier(shared.full + i, 1);
-      InitBarrier(shared.empty + i, kStepWarps);
+      InitBarrier(shared.empty + i, kGroupWarps);
     }
     for (uint64_t* b :
          {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready, &shared.merge_ready}) {
