@@ -78,8 +78,8 @@ struct AttentionMixer {
       const int position = first + i * kSpan;
       if (position >= end) continue;
       const int64_t from = CacheRow(b, begin, position) * D + at;
-      c.k[i].Load(layer.k_pages + from);
-      c.v[i].Load(layer.v_pages + from);
+      c.k[i].Load(Global(layer.k_pages) + from);
+      c.v[i].Load(Global(layer.v_pages) + from);
     }
   }
   __device__ __forceinline__ int FirstOf(const Part& part) const {
@@ -208,9 +208,9 @@ struct AttentionMixer {
     Add(sums, score, v);
     if (item.head != 0 || share.first_head % shape.group != 0) return;
     const int64_t to = CacheRow(b, part.begin, newest) * D + at;
-    *reinterpret_cast<uint4*>(layer.k_pages + to) =
+    *reinterpret_cast<uint4*>(Global(layer.k_pages) + to) =
         make_uint4(k.pairs[0], k.pairs[1], k.pairs[2], k.pairs[3]);
-    *reinterpret_cast<uint4*>(layer.v_pages + to) =
+    *reinterpret_cast<uint4*>(Global(layer.v_pages) + to) =
         make_uint4(v[0].pairs[0], v[0].pairs[1], v[0].pairs[2], v[0].pairs[3]);
   }
 
@@ -312,8 +312,8 @@ struct AttentionMixer {
            i += kStepThreads) {
         const int64_t from =
             CacheRow(b, part.begin, part.begin + i / kLines) * D + i % kLines * kLineElements;
-        PrefetchLine(layer.k_pages + from);
-        PrefetchLine(layer.v_pages + from);
+        PrefetchLine(Global(layer.k_pages) + from);
+        PrefetchLine(Global(layer.v_pages) + from);
       }
     }
   }
@@ -323,8 +323,8 @@ struct AttentionMixer {
     cached = Cached{};  // nothing of it lives from layer to layer
     float q_norm = 0.0f, k_norm = 0.0f;
     if (shape.head_norms && threadIdx.x < D) {
-      q_norm = shape.head_norm_offset + layer.q_norm[threadIdx.x];
-      k_norm = shape.head_norm_offset + layer.k_norm[threadIdx.x];
+      q_norm = shape.head_norm_offset + Global(layer.q_norm)[threadIdx.x];
+      k_norm = shape.head_norm_offset + Global(layer.k_norm)[threadIdx.x];
     }
     block.AwaitStream();
     if (share.heads == 0) return;
@@ -333,7 +333,7 @@ struct AttentionMixer {
       shared.attention.norms[1][threadIdx.x] = k_norm;
     }
     block.template MultiplyStream<4, kTilesAtOnce>(
-        rows, [](const char*, const auto&) {},
+        rows, [](const char*) {},
         [&](const float* parts, int, int count) {
           LoadFirst(layer, ItemAt(0));
           const int b = threadIdx.x % B;

@@ -19,6 +19,7 @@ struct StepBlock {
   // Each lane of a half warp sends to one rank.
   const int half_lane = threadIdx.x % kRanks, half_warp = threadIdx.x / kRanks;
   const int rank, cluster;
+  const float per_hidden = 1.0f / static_cast<float>(a.shape.hidden);
   const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
   uint32_t to_peer = 0;             // from an address here to the half lane's rank's
 
@@ -135,7 +136,7 @@ struct StepBlock {
 #pragma unroll
     for (int i = 0; i < kStreamSpan; ++i) {
       const int row = StreamRow(i);
-      w.v[i] = row < stream_rows ? a.shape.norm_offset + norm[rank * stream_rows + row] : 0.0f;
+      w.v[i] = row < stream_rows ? a.shape.norm_offset + Global(norm)[rank * stream_rows + row] : 0.0f;
     }
     return w;
   }
@@ -268,19 +269,17 @@ struct StepBlock {
 
   // The norm's factor of each row, from all ranks' squares, for whoever comes after a barrier.
   __device__ __forceinline__ void NormFactors() const {
-    if (warp >= B) return;
-    float sum = lane < kRanks ? shared.squares[warp][lane] : 0.0f;
+    const int b = kStepWarps - 1 - warp;
+    if (b >= B) return;
+    float sum = shared.squares[b][lane % kRanks];
 #pragma unroll
     for (int offset = kRanks / 2; offset > 0; offset /= 2)
       sum += __shfl_xor_sync(kFullMask, sum, offset);
-    if (lane == 0) {
-      shared.norm_factor[warp] =
-          rsqrtf(sum / static_cast<float>(a.shape.hidden) + a.shape.norm_eps);
-    }
+    if (lane == 0) shared.norm_factor[b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
   }
 
   // `rows` rows of weights, tile by tile from the ring, times the stream. A tile is `Boxes` copied
-  // boxes of 16 / Boxes rows each. before(weights, x) runs once with the first slot; finish(parts,
+  // boxes of 16 / Boxes rows each. before(weights) runs once with the first slot; finish(parts,
   // first, count) every AtOnce tiles, when their parts are there. With less than kTilesAtOnce the
   // parts alternate; otherwise finish must end with a barrier after it has read them.
   template <int Boxes, int AtOnce, typename Before, typename Finish>
@@ -303,19 +302,18 @@ struct StepBlock {
 #pragma unroll 1
       for (int tile = group ^ odd; tile < tiles; tile += kGroups) {
         const char* weights = AwaitSlot();
-        Weights64 w[2];
         Sums c = {};
-        LoadTile(w[0], weights + at);
 #pragma unroll
         for (int i = 0; i < kBlocksOfWarp; ++i) {
-          const bool more = i + 1 < kBlocksOfWarp && quarter + (i + 1) * kGroupWarps < k_blocks;
-          if (more) LoadTile(w[(i + 1) % 2], weights + at + (i + 1) * kGroupWarps * kBoxRows * 128);
-          if (quarter + i * kGroupWarps < k_blocks) MultiplyTile(c, w[i % 2], x[i]);
+          if (quarter + i * kGroupWarps >= k_blocks) continue;
+          Weights64 w;
+          LoadTile(w, weights + at + i * kGroupWarps * kBoxRows * 128);
+          MultiplyTile(c, w, x[i]);
         }
 #pragma unroll
         for (int n = 0; n < kColumnTiles<B>; ++n)
           PutParts(parts, quarter, tile * kTile, n, Total(c[n]));
-        if (first == 0 && tile == 0) before(weights + kGatesAt, x);
+        if (first == 0 && tile == 0) before(weights + kGatesAt);
         ReleaseSlot();
       }
       odd ^= tiles & 1;

@@ -2,7 +2,6 @@
 // in one cluster from its key heads' projections to their part of the output.
 #pragma once
 
-#include "kernels/cuda/math.cuh"
 #include "kernels/cuda/persistent_block.cuh"
 
 namespace qwend::cuda {
@@ -55,7 +54,7 @@ struct LinearMixer {
     float4 weights;
   };
   __device__ __forceinline__ float* TailOf(const StepLayer& layer, int i) const {
-    return layer.conv_state + static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels +
+    return Global(layer.conv_state) + static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels +
            channel[i];
   }
   __device__ __forceinline__ Channel Load(const StepLayer& layer, int i) const {
@@ -64,7 +63,7 @@ struct LinearMixer {
     const float* tail = TailOf(layer, i);
 #pragma unroll
     for (int j = 0; j < kConvWidth - 1; ++j) c.samples[j] = tail[static_cast<int64_t>(j) * channels];
-    c.weights = reinterpret_cast<const float4*>(layer.conv_weight)[channel[i]];
+    c.weights = reinterpret_cast<const float4*>(Global(layer.conv_weight))[channel[i]];
     return c;
   }
   // The convolution with its newest sample; the state moves on by one.
@@ -80,21 +79,10 @@ struct LinearMixer {
   }
 
   // This rank's 64 columns of the gates' rows, b above a, to every rank.
-  __device__ __forceinline__ void SendGates(const char* weights,
-                                            const typename StepBlock<B>::Columns (&x)[kBlocksOfWarp]) {
+  __device__ __forceinline__ void SendGates(const char* weights) {
     if (block.quarter != block.rank % kGroupWarps || block.rank >= block.k_blocks) return;
     typename StepBlock<B>::Columns mine;
-#pragma unroll
-    for (int n = 0; n < kColumnTiles<B>; ++n) {
-#pragma unroll
-      for (int s = 0; s < 8; ++s) {
-        uint32_t v = x[0][n][s / 2][s % 2];
-#pragma unroll
-        for (int i = 1; i < kBlocksOfWarp; ++i)
-          v = block.rank / kGroupWarps == i ? x[i][n][s / 2][s % 2] : v;
-        mine[n][s / 2][s % 2] = v;
-      }
-    }
+    block.LoadColumns(mine, shared.stream[0], kMaxStepHidden + 8, block.rank * kBoxK);
     typename StepBlock<B>::Weights64 w;
     typename StepBlock<B>::Sums c = {};
     block.LoadTile(w, weights + block.lane % kTile * 128);
@@ -131,13 +119,13 @@ struct LinearMixer {
 
   struct State {
     float4 s[kLoads];  // rows lane, lane + 32 and so on
-    float a_log, dt_bias;
+    float rate, dt_bias;  // -exp(A_log)
     float4 norm;
   };
   __device__ __forceinline__ float* StateOf(const StepLayer& layer, const Item& item) const {
     const int64_t head = share.first_head * shape.heads_per_key + item.head;
     const int64_t heads = static_cast<int64_t>(shape.key_heads) * shape.heads_per_key;
-    return layer.state + (shared.slot[item.b] * heads + head) * DK * DV + block.rank * kValueRows +
+    return Global(layer.state) + (shared.slot[item.b] * heads + head) * DK * DV + block.rank * kValueRows +
            item.quad * 4;
   }
   __device__ __forceinline__ State LoadState(const StepLayer& layer, int index) const {
@@ -149,10 +137,10 @@ struct LinearMixer {
     for (int i = 0; i < kLoads; ++i)
       state.s[i] = *reinterpret_cast<const float4*>(from + i * kWarp * DV);
     const int head = share.first_head * shape.heads_per_key + item.head;
-    state.a_log = layer.a_log[head];
-    state.dt_bias = layer.dt_bias[head];
-    state.norm = *reinterpret_cast<const float4*>(layer.gated_norm + block.rank * kValueRows +
-                                                  item.quad * 4);
+    state.rate = -__expf(*Global(layer.a_log + head));
+    state.dt_bias = *Global(layer.dt_bias + head);
+    state.norm = *reinterpret_cast<const float4*>(
+        Global(layer.gated_norm) + block.rank * kValueRows + item.quad * 4);
     return state;
   }
 
@@ -195,7 +183,7 @@ struct LinearMixer {
                  heads = *reinterpret_cast<const float4*>(all + 8);
     const float factor = shared.norm_factor[b];
     const float beta = QuickSigmoid(heads.w * factor);
-    const float decay = __expf(-expf(state.a_log) * Softplus(fmaf(all[12], factor, state.dt_bias)));
+    const float decay = __expf(state.rate * QuickSoftplus(fmaf(all[12], factor, state.dt_bias)));
     const float q_scale = rsqrtf(heads.x + shape.l2_eps) * shape.delta_scale;
     const float k_scale = rsqrtf(heads.y + shape.l2_eps);
     const float cross = heads.z * k_scale * q_scale;
@@ -261,9 +249,8 @@ struct LinearMixer {
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4, kTilesAtOnce>(
-        rows, [&](const char* gates, const auto& x) { SendGates(gates, x); },
+        rows, [&](const char* gates) { SendGates(gates); },
         [&](const float* parts, int, int count) {
-          first_state = LoadState(layer, block.warp);
           const float factor = shared.norm_factor[b];
 #pragma unroll
           for (int i = 0; i < kItems<B>; ++i) {
@@ -277,6 +264,7 @@ struct LinearMixer {
               2 * share.heads,
               [&](int head) { return head / 2 * head_rows + head % 2 * kQueryRows; },
               [](int, int) { return -1; });
+          first_state = LoadState(layer, block.warp);
         });
   }
 

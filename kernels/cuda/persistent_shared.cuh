@@ -98,11 +98,22 @@ __device__ __forceinline__ SplitPair SplitTwo(float a, float b) {
   return {*reinterpret_cast<const uint32_t*>(&h), *reinterpret_cast<const uint32_t*>(&l)};
 }
 
-// The logistic function and SiLU by the hardware's exponential and quotient, some 1e-6 exact.
+// A pointer that came from shared memory, for the compiler to know what it points to.
+template <typename T>
+__device__ __forceinline__ T* Global(T* p) {
+  __builtin_assume(__isGlobal(p));
+  return p;
+}
+
+// The logistic function, SiLU and log(1 + exp(x)) by the hardware's exponential, logarithm and
+// quotient, some 1e-6 exact.
 __device__ __forceinline__ float QuickSigmoid(float x) {
   return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 __device__ __forceinline__ float QuickSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float QuickSoftplus(float x) {
+  return x > 20.0f ? x : __logf(1.0f + __expf(x));
+}
 
 // The first row of a page of row b's sequence in the pages of a layer, seen as rows of a head.
 __device__ __forceinline__ int PageRow(const StepArguments& a, int b, int kv_head, int page) {

@@ -104,7 +104,7 @@ struct Mlp {
     block.AwaitStream();
     if (share.units == 0) return;
     block.template MultiplyStream<4, kTilesAtOnce>(
-        2 * columns, [](const char*, const auto&) {},
+        2 * columns, [](const char*) {},
         [&](const float* parts, int, int) {
           const int b = threadIdx.x % B;
           const float factor = shared.norm_factor[b];
@@ -141,7 +141,7 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
   SampleKey best = kNoKey;
   block.AwaitStream();
   block.template MultiplyStream<1, kTilesAtOnce / 2>(
-      tiles * kTile, [](const char*, const auto&) {},
+      tiles * kTile, [](const char*) {},
       [&](const float* parts, int first, int count) {
         const float factor = block.shared.norm_factor[b];
 #pragma unroll 1

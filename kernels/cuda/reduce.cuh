@@ -18,23 +18,31 @@ __device__ __forceinline__ float WarpMax(float v) {
   return v;
 }
 
+// Of WarpSums: R values are left, whose sums over Offset * 2 lanes are wanted. Recursive, because a
+// loop that halves its own bound is not unrolled, and its values then lie in local memory.
+template <int R, int Offset, int N>
+__device__ __forceinline__ float SumHalves(float (&v)[N], int lane) {
+  if constexpr (Offset == 0) {
+    return v[0];
+  } else if constexpr (R == 1) {
+    v[0] += __shfl_xor_sync(kFullMask, v[0], Offset);
+    return SumHalves<1, Offset / 2>(v, lane);
+  } else {
+    const bool upper = (lane & Offset) != 0;
+#pragma unroll
+    for (int i = 0; i < R / 2; ++i) {
+      const float send = upper ? v[i] : v[i + R / 2], keep = upper ? v[i + R / 2] : v[i];
+      v[i] = keep + __shfl_xor_sync(kFullMask, send, Offset);
+    }
+    return SumHalves<R / 2, Offset / 2>(v, lane);
+  }
+}
+
 // Sums each of R values over the warp with R - 1 + log2(32 / R) exchanges: lane l gets the sum of
 // value l / (32 / R).
 template <int R>
 __device__ __forceinline__ float WarpSums(float (&v)[R], int lane) {
-  int offset = kWarp / 2;
-#pragma unroll
-  for (int half = R / 2; half >= 1; half /= 2, offset /= 2) {
-    const bool upper = (lane & offset) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float send = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-      v[i] = keep + __shfl_xor_sync(kFullMask, send, offset);
-    }
-  }
-#pragma unroll
-  for (; offset >= 1; offset /= 2) v[0] += __shfl_xor_sync(kFullMask, v[0], offset);
-  return v[0];
+  return SumHalves<R, kWarp / 2>(v, lane);
 }
 
 // Every thread of the block gets the result. `scratch` is shared memory of kWarp floats; safe to
