@@ -62,6 +62,15 @@ __device__ __forceinline__ void BulkCopy(void* to, const void* from, uint32_t by
       : "memory");
 }
 
+// The same for what is read again.
+__device__ __forceinline__ void BulkCopy(void* to, const void* from, uint32_t bytes,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(to)),
+      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
+      : "memory");
+}
 __device__ __forceinline__ uint64_t EvictFirstPolicy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

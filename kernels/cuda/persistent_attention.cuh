@@ -1,8 +1,8 @@
 // The persistent step's attention layers: projection, head norms, rotation, cache write and
 // attention, in one cluster from its query heads' projections to their part of the output. A
 // cluster's query heads share one key-value head, whose keys and values every cluster that needs
-// them projects for itself. Each rank attends to its part of the sequence, four warps to a head;
-// then each rank merges its part of the dimensions.
+// them projects for itself. Each rank attends to its part of the sequence; then each merges its part
+// of the dimensions.
 #pragma once
 
 #include "kernels/cuda/attention_head.cuh"
@@ -17,35 +17,19 @@ struct AttentionMixer {
   const StepShape& shape = block.a.shape;
   StepShared<B>& shared = block.shared;
 
-  static constexpr int kRows = D / kRanks;        // of a head, this rank's
-  static constexpr int kPer = 8;                  // elements of a head, a lane's
-  static constexpr int kLanes = D / kPer;         // that have a head's vector
-  static constexpr int kSub = kWarp / kLanes;     // positions side by side in a warp
-  static constexpr int kAtOnce = 4;               // positions of a lane
-  static constexpr int kSpan = kSplits * kSub;    // positions side by side for a head
+  static constexpr int kRows = D / kRanks;     // of a head, this rank's
+  static constexpr int kPer = 8;               // elements of a head, a lane's
+  static constexpr int kLanes = D / kPer;      // that have a head's vector
+  static constexpr int kSub = kWarp / kLanes;  // positions side by side in a warp
+  static constexpr int kAtOnce = 4;            // positions of a lane
+  static constexpr int kHeads = kMaxPassHeads;
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
   const int sub = block.lane / kLanes, at = block.lane % kLanes * kPer;
-  const int split = block.warp % kSplits;
 
-  // What a warp does in a round: one split of a head for a row of x.
-  struct Item {
-    int b, head;
-    bool exists;
-  };
-  __device__ __forceinline__ Item ItemAt(int round) const {
-    const int pair = round * kPairsAtOnce + block.warp / kSplits;
-    return {pair % B, pair / B, pair < B * share.heads};
-  }
-
-  // A rank's part of a sequence, and who has its last position.
-  struct Part {
-    int begin, end, owner;
-  };
-  __device__ __forceinline__ Part PartOf(int b) const {
-    const int last = shared.position[b], each = CeilDiv(last + 1, kRanks);
-    return {block.rank * each, min((block.rank + 1) * each, last + 1), last / each};
+  __device__ __forceinline__ SequencePart Part(int b) const {
+    return PartOf(shared.position[b], block.rank);
   }
 
   // The bias of a row of this rank's projection.
@@ -56,42 +40,6 @@ struct AttentionMixer {
     const int i = row - share.heads * query_rows;
     return (i < kRows ? layer.k_bias : layer.v_bias)[kv_head * D + mine + i % kRows];
   }
-
-  // Which row of the pages, seen as [pages * kv_heads * 64, D], a position of this rank's part is.
-  __device__ __forceinline__ int64_t CacheRow(int b, int begin, int position) const {
-    const int index = position / kPageTokens - begin / kPageTokens;
-    const int first = index < kCachedPages ? shared.page_rows[b][index]
-                                           : PageRow(block.a, b, kv_head, position / kPageTokens);
-    return first + position % kPageTokens;
-  }
-
-  // Keys and values of up to kAtOnce cached positions, every kSpan-th from `first`; zeros behind
-  // the end.
-  struct Cached {
-    Packed<kPer> k[kAtOnce], v[kAtOnce];
-  };
-  __device__ __forceinline__ void Load(const StepLayer& layer, int b, int begin, int end, int first,
-                                       Cached& c) const {
-    c = Cached{};
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int position = first + i * kSpan;
-      if (position >= end) continue;
-      const int64_t from = CacheRow(b, begin, position) * D + at;
-      c.k[i].Load(Global(layer.k_pages) + from);
-      c.v[i].Load(Global(layer.v_pages) + from);
-    }
-  }
-  __device__ __forceinline__ int FirstOf(const Part& part) const {
-    return part.begin + split + kSplits * sub;
-  }
-  __device__ __forceinline__ void LoadFirst(const StepLayer& layer, const Item& item) {
-    cached = Cached{};
-    if (!item.exists) return;
-    const Part part = PartOf(item.b);
-    Load(layer, item.b, part.begin, min(part.end, shared.position[item.b]), FirstOf(part), cached);
-  }
-  Cached cached;  // what this warp attends to next; asked for before the queries are there
 
   // Over the lanes that share a head's vector.
   __device__ __forceinline__ static float HeadSum(float v) {
@@ -135,114 +83,157 @@ struct AttentionMixer {
     }
   }
 
-  // Positions with their scores, -inf where there is none, and values. Every lane of a head's
-  // vector calls it with the same scores.
+  // Positions with their scores, -inf where there is none, and values.
   template <int N>
   __device__ __forceinline__ static void Add(Softmax<kPer>& sums, const float (&scores)[N],
-                                             const Packed<kPer> (&values)[N]) {
+                                             const float (&values)[N][kPer]) {
     float most = sums.largest;
 #pragma unroll
     for (int i = 0; i < N; ++i) most = fmaxf(most, scores[i]);
     if (most == -INFINITY) return;
     Rescale(sums, most);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      float v[kPer];
+    for (int i = 0; i < N; ++i) AddPosition(sums, scores[i], values[i]);
+  }
+
+  // Some positions of a slot, every kGroupWarps-th from `first`, for all heads.
+  __device__ __forceinline__ void AttendTo(const char* slot, int first, int count,
+                                           const float (&q)[kHeads][kPer],
+                                           Softmax<kPer> (&sums)[kHeads]) const {
+    float scores[kHeads][kAtOnce], values[kAtOnce][kPer];
 #pragma unroll
-      for (int j = 0; j < kPer; ++j) v[j] = values[i][j];
-      AddPosition(sums, scores[i], v);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int position = min(first + i * kGroupWarps * kSub, count - 1);
+      const auto* key = reinterpret_cast<const bf16*>(slot) + position * D + at;
+      Packed<kPer> k, v;
+      k.Load(key);
+      v.Load(key + kSlotBytes / 4);
+      float keys[kPer];
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        keys[j] = k[j];
+        values[i][j] = v[j];
+      }
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) scores[h][i] = Dot(q[h], keys);
+    }
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+        for (float& score : scores[h]) score += __shfl_xor_sync(kFullMask, score, offset);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        scores[h][i] = first + i * kGroupWarps * kSub < count ? scores[h][i] : -INFINITY;
+      Add(sums[h], scores[h], values);
     }
   }
 
-  // This warp's part of an item. While some positions are worked on, the next are on their way.
-  // The newest key and value come from the projection, as the cache will keep them; the first
-  // cluster of a group writes them there.
-  __device__ __forceinline__ void Attend(const StepLayer& layer, const Item& item,
-                                         Softmax<kPer>& sums) {
-    const int b = item.b, newest = shared.position[b];
-    const Part part = PartOf(b);
-    const int end = min(part.end, newest);
-    float q[kPer];
-    Prepare(q, b, item.head, true);
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) q[i] *= shape.attention_scale;
-    constexpr int kStride = kSpan * kAtOnce;
-#pragma unroll 1
-    for (int first = FirstOf(part); first - kSplits * sub < end; first += kStride) {
-      Cached next;
-      Load(layer, b, part.begin, end, first + kStride, next);
-      float scores[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        float k[kPer];
-#pragma unroll
-        for (int j = 0; j < kPer; ++j) k[j] = cached.k[i][j];
-        scores[i] = Dot(q, k);
-      }
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-#pragma unroll
-        for (float& score : scores) score += __shfl_xor_sync(kFullMask, score, offset);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) scores[i] = first + i * kSpan < end ? scores[i] : -INFINITY;
-      Add(sums, scores, cached.v);
-      cached = next;
-    }
-    if (part.owner != block.rank || (newest - part.begin) % kSplits != split) return;
-    float key[kPer], value[kPer];
+  // The newest position, whose key and value come from the projection and count as the cache will
+  // keep them; the first cluster of a group writes them there. One warp.
+  __device__ __forceinline__ void AttendToNewest(const StepLayer& layer, int b,
+                                                 const float (&q)[kHeads][kPer],
+                                                 Softmax<kPer> (&sums)[kHeads]) const {
+    float key[kPer], value[1][kPer];
     Prepare(key, b, share.heads, false);
-    LoadFloats(value, shared.mixer[b] + (share.heads + 1) * D + at);
-    Packed<kPer> k, v[1];
+    LoadFloats(value[0], shared.mixer[b] + (share.heads + 1) * D + at);
+    Packed<kPer> k, v;
 #pragma unroll
     for (int i = 0; i < kPer; i += 2) {
       const __nv_bfloat162 two = __floats2bfloat162_rn(key[i], key[i + 1]);
-      const __nv_bfloat162 two_values = __floats2bfloat162_rn(value[i], value[i + 1]);
+      const __nv_bfloat162 two_values = __floats2bfloat162_rn(value[0][i], value[0][i + 1]);
       k.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two);
-      v[0].pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two_values);
+      v.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two_values);
     }
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) key[i] = k[i];
-    const float score[1] = {HeadSum(Dot(q, key))};
-    if (sub != 0) return;
-    Add(sums, score, v);
-    if (item.head != 0 || share.first_head % shape.group != 0) return;
-    const int64_t to = CacheRow(b, part.begin, newest) * D + at;
+    for (int i = 0; i < kPer; ++i) {
+      key[i] = k[i];
+      value[0][i] = v[i];
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float score = HeadSum(Dot(q[h], key));
+      const float scores[1] = {sub == 0 ? score : -INFINITY};
+      Add(sums[h], scores, value);
+    }
+    if (sub != 0 || share.first_head % shape.group != 0) return;
+    const int newest = shared.position[b];
+    const int64_t to =
+        CacheRow(block.a, shared, b, kv_head, Part(b).begin, newest) * D + at;
     *reinterpret_cast<uint4*>(Global(layer.k_pages) + to) =
         make_uint4(k.pairs[0], k.pairs[1], k.pairs[2], k.pairs[3]);
     *reinterpret_cast<uint4*>(Global(layer.v_pages) + to) =
-        make_uint4(v[0].pairs[0], v[0].pairs[1], v[0].pairs[2], v[0].pairs[3]);
+        make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
   }
 
-  // A round's sums, merged for each of its heads, to the ranks that have their dimensions.
-  __device__ __forceinline__ void Spread(int round, const Softmax<kPer>& sums) {
-    float* parts = shared.parts;
-    float2* partials = shared.attention.partials[0];
-    if (round > 0) block.Sync();  // the round before has been read
-    float* mine = parts + block.warp * kPartialFloats + block.lane * kPer;
+  // This rank's part of row b's sequence: the groups take its slots by turns, and which of a turn's
+  // positions a warp adds up does not depend on which group that is.
+  __device__ __forceinline__ void Attend(const StepLayer& layer, int b) {
+    const SequencePart part = Part(b);
+    const int positions = min(part.end, shared.position[b]) - part.begin;
+    const int slots = CeilDiv(max(positions, 0), kSlotPositions<D>), turn = block.group ^ block.odd;
+    float q[kHeads][kPer];
+    Softmax<kPer> sums[kHeads];
 #pragma unroll
-    for (int i = 0; i < kPer; i += 4)
-      *reinterpret_cast<float4*>(mine + i) = make_float4(
-          sums.values[i], sums.values[i + 1], sums.values[i + 2], sums.values[i + 3]);
-    if (block.lane % kLanes == 0)
-      partials[block.warp * 4 + sub] = make_float2(sums.largest, sums.sum);
+    for (int h = 0; h < kHeads; ++h) {
+      Prepare(q[h], b, min(h, share.heads - 1), true);
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) q[h][i] *= shape.attention_scale;
+    }
+#pragma unroll 1
+    for (int i = turn; i < slots; i += kGroups) {
+      const int count = min(positions - i * kSlotPositions<D>, kSlotPositions<D>);
+      const char* slot = block.AwaitSlot();
+#pragma unroll 1
+      for (int first = 0; first < count; first += kGroupWarps * kSub * kAtOnce)
+        AttendTo(slot, first + block.quarter + kGroupWarps * sub, count, q, sums);
+      block.ReleaseSlot();
+    }
+    block.odd ^= slots & 1;
+    if (part.owner == block.rank && turn == 0 && block.quarter == 0)
+      AttendToNewest(layer, b, q, sums);
+    Spread(b, turn * kGroupWarps + block.quarter, sums);
+  }
+
+  // The warps' sums, merged for each head, to the ranks that have their dimensions.
+  __device__ __forceinline__ void Spread(int b, int part, const Softmax<kPer> (&sums)[kHeads]) {
+    if (b > 0) block.Sync();  // the row before has been read
+    auto* parts = shared.parts;
+    auto* partials = shared.attention.partials[0][0];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float* mine = parts + (part * kHeads + h) * 256 + block.lane * kPer;
+#pragma unroll
+      for (int i = 0; i < kPer; i += 4)
+        *reinterpret_cast<float4*>(mine + i) =
+            make_float4(sums[h].values[i], sums[h].values[i + 1], sums[h].values[i + 2],
+                        sums[h].values[i + 3]);
+      if (block.lane % kLanes == 0)
+        partials[(part * kHeads + h) * 4 + sub] = make_float2(sums[h].largest, sums[h].sum);
+    }
     block.Sync();
     constexpr int kThreads = D / 4;  // of a head
-    const int local = threadIdx.x / kThreads, pair = round * kPairsAtOnce + local;
-    if (local >= kPairsAtOnce || pair >= B * share.heads) return;
-    const int b = pair % B, head = pair / B, dim = threadIdx.x % kThreads * 4;
-    parts += local * kSplits * kPartialFloats + dim;
-    partials += local * kSplits * 4;
+    const int head = threadIdx.x / kThreads, dim = threadIdx.x % kThreads * 4;
+    if (head >= share.heads) return;
+    parts += head * 256 + dim;
+    partials += head * 4;
     float most = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kSpan; ++i) most = fmaxf(most, partials[i / kSub * 4 + i % kSub].x);
+    for (int i = 0; i < kStepWarps * kSub; ++i)
+      most = fmaxf(most, partials[i / kSub * kHeads * 4 + i % kSub].x);
     float sum = 0.0f;
     float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-    for (int i = 0; i < kSpan; ++i) {
-      const float2 partial = partials[i / kSub * 4 + i % kSub];
+    for (int i = 0; i < kStepWarps * kSub; ++i) {
+      const float2 partial = partials[i / kSub * kHeads * 4 + i % kSub];
       const float factor = partial.x == -INFINITY ? 0.0f : __expf(partial.x - most);
-      const float4 v = *reinterpret_cast<const float4*>(parts + i * D);
+      const float4 v =
+          *reinterpret_cast<const float4*>(parts + i / kSub * kHeads * 256 + i % kSub * D);
       sum = fmaf(factor, partial.y, sum);
       value = {fmaf(factor, v.x, value.x), fmaf(factor, v.y, value.y),
                fmaf(factor, v.z, value.z), fmaf(factor, v.w, value.w)};
@@ -299,28 +290,16 @@ struct AttentionMixer {
     }
   }
 
-  // Asks for what a layer reads of earlier steps.
+  // Asks for what a layer reads besides weights and cache.
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
-    if (share.heads == 0) return;
-    // Of a long sequence the first part only: more would push itself out of L2 again.
-    constexpr int kMostPositions = 512, kLineElements = 64, kLines = D / kLineElements;
-#pragma unroll 1
-    for (int b = 0; b < B; ++b) {
-      const Part part = PartOf(b);
-#pragma unroll 1
-      for (int i = threadIdx.x; i < min(part.end - part.begin, kMostPositions) * kLines;
-           i += kStepThreads) {
-        const int64_t from =
-            CacheRow(b, part.begin, part.begin + i / kLines) * D + i % kLines * kLineElements;
-        PrefetchLine(Global(layer.k_pages) + from);
-        PrefetchLine(Global(layer.v_pages) + from);
-      }
-    }
+    constexpr int kLineFloats = 32;
+    if (!shape.head_norms || threadIdx.x >= D / kLineFloats) return;
+    PrefetchLine(layer.q_norm + threadIdx.x * kLineFloats);
+    PrefetchLine(layer.k_norm + threadIdx.x * kLineFloats);
   }
 
   // Queries to every rank, keys and values to the rank that has the newest position; gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    cached = Cached{};  // nothing of it lives from layer to layer
     float q_norm = 0.0f, k_norm = 0.0f;
     if (shape.head_norms && threadIdx.x < D) {
       q_norm = shape.head_norm_offset + Global(layer.q_norm)[threadIdx.x];
@@ -335,7 +314,6 @@ struct AttentionMixer {
     block.template MultiplyStream<4, kTilesAtOnce>(
         rows, [](const char*) {},
         [&](const float* parts, int, int count) {
-          LoadFirst(layer, ItemAt(0));
           const int b = threadIdx.x % B;
           const float factor = shared.norm_factor[b];
 #pragma unroll 1
@@ -352,7 +330,7 @@ struct AttentionMixer {
                            ? head * query_rows
                            : share.heads * query_rows + (head - share.heads) * kRows;
               },
-              [&](int b, int head) { return head < share.heads ? -1 : PartOf(b).owner; });
+              [&](int b, int head) { return head < share.heads ? -1 : Part(b).owner; });
         });
   }
 
@@ -360,17 +338,10 @@ struct AttentionMixer {
     if (share.heads == 0) return;
     int bytes = B * share.heads * D * 4;
 #pragma unroll
-    for (int b = 0; b < B; ++b) bytes += PartOf(b).owner == block.rank ? 2 * D * 4 : 0;
+    for (int b = 0; b < B; ++b) bytes += Part(b).owner == block.rank ? 2 * D * 4 : 0;
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
-    const int rounds = CeilDiv(B * share.heads, kPairsAtOnce);
 #pragma unroll 1
-    for (int round = 0; round < rounds; ++round) {
-      const Item item = ItemAt(round);
-      Softmax<kPer> sums;
-      if (item.exists) Attend(layer, item, sums);
-      LoadFirst(layer, ItemAt(round + 1));
-      Spread(round, sums);
-    }
+    for (int b = 0; b < B; ++b) Attend(layer, b);
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
     Merge();
     block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
@@ -378,7 +349,8 @@ struct AttentionMixer {
 
   __device__ __forceinline__ void Output() {
     if (share.heads == 0) return block.PublishNothing();
-    block.MultiplySlice(share.heads * D / kBoxK, [](int, int) { return 1.0f; });
+    block.template MultiplySlice<kSlotBlocks>(share.heads * D / kBoxK,
+                                              [](int, int) { return 1.0f; });
   }
 };
 

@@ -323,28 +323,33 @@ struct StepBlock {
   }
 
   // This rank's rows of the output matrix times the cluster's slice of `slice_blocks` * 64 columns;
-  // the sums are published for every cluster. scale(b, block) weighs a block's part of row b.
-  template <typename Scale>
+  // the sums are published for every cluster. scale(b, block) weighs row b's part of Run blocks,
+  // from a multiple of Run on.
+  template <int Run, typename Scale>
   __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
-    const int row = quarter * kTile + lane % kTile, slots = CeilDiv(slice_blocks, 4);
+    const int row = quarter * kTile + lane % kTile, slots = CeilDiv(slice_blocks, kSlotBlocks);
     float2 sums[kColumnTiles<B>] = {};
 #pragma unroll 1
     for (int i = group ^ odd; i < slots; i += kGroups) {
       const char* weights = AwaitSlot();
+      const int count = min(slice_blocks - i * kSlotBlocks, kSlotBlocks);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int block = i * 4 + j;
-        if (block >= slice_blocks || quarter * kTile >= stream_rows) continue;
-        Columns x;
-        Weights64 w;
+      for (int first = 0; first < kSlotBlocks; first += Run) {
+        if (first >= count || quarter * kTile >= stream_rows) continue;
         Sums c = {};
-        LoadColumns(x, shared.slice[0], kMaxSliceK + 8, block * kBoxK);
-        LoadTile(w, weights + (j * stream_rows + row) * 128);
-        MultiplyTile(c, w, x);
+#pragma unroll
+        for (int j = first; j < first + Run; ++j) {
+          if (j >= count) continue;
+          Columns x;
+          Weights64 w;
+          LoadColumns(x, shared.slice[0], kMaxSliceK + 8, (i * kSlotBlocks + j) * kBoxK);
+          LoadTile(w, weights + (j * stream_rows + row) * 128);
+          MultiplyTile(c, w, x);
+        }
 #pragma unroll
         for (int n = 0; n < kColumnTiles<B>; ++n) {
           const float2 v = Total(c[n]);
-          const float factor = scale(min(4 * n + lane % 4, B - 1), block);
+          const float factor = scale(min(4 * n + lane % 4, B - 1), i * kSlotBlocks + first);
           sums[n].x = fmaf(factor, v.x, sums[n].x);
           sums[n].y = fmaf(factor, v.y, sums[n].y);
         }

@@ -119,7 +119,7 @@ struct LinearMixer {
 
   struct State {
     float4 s[kLoads];  // rows lane, lane + 32 and so on
-    float rate, dt_bias;  // -exp(A_log)
+    float a_log, dt_bias;
     float4 norm;
   };
   __device__ __forceinline__ float* StateOf(const StepLayer& layer, const Item& item) const {
@@ -137,7 +137,7 @@ struct LinearMixer {
     for (int i = 0; i < kLoads; ++i)
       state.s[i] = *reinterpret_cast<const float4*>(from + i * kWarp * DV);
     const int head = share.first_head * shape.heads_per_key + item.head;
-    state.rate = -__expf(*Global(layer.a_log + head));
+    state.a_log = *Global(layer.a_log + head);
     state.dt_bias = *Global(layer.dt_bias + head);
     state.norm = *reinterpret_cast<const float4*>(
         Global(layer.gated_norm) + block.rank * kValueRows + item.quad * 4);
@@ -183,7 +183,7 @@ struct LinearMixer {
                  heads = *reinterpret_cast<const float4*>(all + 8);
     const float factor = shared.norm_factor[b];
     const float beta = QuickSigmoid(heads.w * factor);
-    const float decay = __expf(state.rate * QuickSoftplus(fmaf(all[12], factor, state.dt_bias)));
+    const float decay = __expf(-__expf(state.a_log) * QuickSoftplus(fmaf(all[12], factor, state.dt_bias)));
     const float q_scale = rsqrtf(heads.x + shape.l2_eps) * shape.delta_scale;
     const float k_scale = rsqrtf(heads.y + shape.l2_eps);
     const float cross = heads.z * k_scale * q_scale;
@@ -235,17 +235,22 @@ struct LinearMixer {
 #pragma unroll
       for (int j = 0; j < kConvWidth - 1; ++j)
         PrefetchLine(TailOf(layer, i) + static_cast<int64_t>(j) * channels);
+      PrefetchLine(layer.conv_weight + channel[i] * kConvWidth);
     }
+    const int first_head = share.first_head * shape.heads_per_key;
+    if (threadIdx.x == 0) PrefetchLine(layer.a_log + first_head);
+    if (threadIdx.x == kWarp) PrefetchLine(layer.dt_bias + first_head);
+    if (threadIdx.x == 2 * kWarp) PrefetchLine(layer.gated_norm + block.rank * kValueRows);
   }
 
-  State first_state;  // of this warp's first item, asked for before the exchange
+  State first_state;  // of this warp's first item, asked for before the stream is there
 
   // Queries and keys to every rank; values and gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    first_state = State{};  // nothing of it lives from layer to layer
     Channel early[kItems<B>];
 #pragma unroll
     for (int i = 0; i < kItems<B>; ++i) early[i] = Load(layer, i);
+    first_state = LoadState(layer, block.warp);
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4, kTilesAtOnce>(
@@ -264,7 +269,6 @@ struct LinearMixer {
               2 * share.heads,
               [&](int head) { return head / 2 * head_rows + head % 2 * kQueryRows; },
               [](int, int) { return -1; });
-          first_state = LoadState(layer, block.warp);
         });
   }
 
@@ -300,7 +304,7 @@ struct LinearMixer {
 
   __device__ __forceinline__ void Output() {
     if (share.heads == 0) return block.PublishNothing();
-    block.MultiplySlice(value_heads * DV / kBoxK, [&](int row, int k_block) {
+    block.template MultiplySlice<DV / kBoxK>(value_heads * DV / kBoxK, [&](int row, int k_block) {
       return shared.linear.head_factor[row][k_block * kBoxK / DV];
     });
   }

@@ -199,7 +199,7 @@ class Scheduler {
               share.heads * h.heads_per_key * h.value_dim / kBoxK);
   }
 
-  void CopyAttention(const LayerOps& ops, const ClusterShare& share, int rank) {
+  void CopyAttention(const LayerOps& ops, int layer, const ClusterShare& share, int rank) {
     const StepShape& h = shape();
     const ops::DecodeAttention& op = *ops.attention;
     const int rows = h.head_dim / kRanks, kv_head = share.first_head / h.group;
@@ -212,6 +212,7 @@ class Scheduler {
     AddRows(quads, *ops.in, op.update.k, kv_head, rank * rows, rows);
     AddRows(quads, *ops.in, op.update.v, kv_head, rank * rows, rows);
     CopyQuads(quads, [] {});
+    s_.commands.push_back({layer, 0, kCopyCache, 0, 0});
     CopySlice(ops.out->gemv.weight, rank, share.first_head * h.head_dim / kBoxK,
               share.heads * h.head_dim / kBoxK);
   }
@@ -229,12 +230,13 @@ class Scheduler {
   }
 
   void CopiesOf(int cluster, int rank, int block) {
-    for (const LayerOps& ops : layers_) {
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      const LayerOps& ops = layers_[layer];
       const ClusterShare& share = s_.arguments.shares[ops.linear != nullptr ? 1 : 0][cluster];
       if (ops.linear != nullptr) {
         CopyLinear(ops, share, rank);
       } else {
-        CopyAttention(ops, share, rank);
+        CopyAttention(ops, static_cast<int>(layer), share, rank);
       }
       CopyMlp(ops, share, rank);
     }

@@ -9,7 +9,7 @@
 
 namespace qwend::cuda {
 
-constexpr int kCachedPages = 64;  // of a rank's share of a sequence
+constexpr int kCachedPages = 32;  // of a rank's share of a sequence
 constexpr int kConsumerBarrier = 1;
 constexpr int kHalfWarps = kStepThreads / kRanks;
 constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // rows of eight lanes
@@ -20,6 +20,7 @@ constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // ro
 constexpr int kGroups = 2;
 constexpr int kGroupWarps = kStepWarps / kGroups;
 constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kGroupWarps;
+constexpr int kSlotBlocks = 4;   // of an output matrix
 constexpr int kTilesAtOnce = 8;  // of a projection, between two barriers
 
 // Eight columns of a product hold four rows of x, each as its high and its low bf16 half.
@@ -36,10 +37,20 @@ constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 template <int B>
 constexpr int kRingSlots = B == 1 ? 5 : 4;
 
-// Attention: a rank's part of a sequence is four sums for each head, one warp's work each.
-constexpr int kSplits = 4;
-constexpr int kPairsAtOnce = kStepWarps / kSplits;  // of a head and a row of x
-constexpr int kPartialFloats = 256;                 // of a warp
+// Attention: keys and values come through the ring, so many positions of a head of D in a slot. The
+// warps of a group share them.
+template <int D>
+constexpr int kSlotPositions = kSlotBytes / (4 * D);
+constexpr int kPartialFloats = 256 * kMaxPassHeads;  // of a warp
+
+// A rank's part of a sequence, and who has its last position.
+struct SequencePart {
+  int begin, end, owner;
+};
+__device__ __forceinline__ SequencePart PartOf(int last, int rank) {
+  const int each = CeilDiv(last + 1, kRanks);
+  return {rank * each, min((rank + 1) * each, last + 1), last / each};
+}
 
 template <int B>
 struct StepShared {
@@ -64,7 +75,7 @@ struct StepShared {
     struct {
       float2 softmax[B][kMaxPassHeads][kRanks];                 // each rank's largest score and sum
       alignas(16) float attended[B][kMaxPassHeads][kRanks][16];  // this rank's dimensions
-      float2 partials[kStepWarps][4];
+      float2 partials[kStepWarps][kMaxPassHeads][4];
       alignas(16) float norms[2][256];  // queries', keys'
     } attention;
   };
@@ -78,7 +89,7 @@ struct StepShared {
   alignas(16) float own_squares[B][kStepWarps];
   unsigned long long keys[B][kStepWarps];
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
-  uint64_t stream_ready, slice_ready, mixer_ready, merge_ready;
+  uint64_t stream_ready, slice_ready, mixer_ready, merge_ready, inputs_ready;
 };
 
 // A float as two bf16, the second what the first lacks.
@@ -115,10 +126,21 @@ __device__ __forceinline__ float QuickSoftplus(float x) {
   return x > 20.0f ? x : __logf(1.0f + __expf(x));
 }
 
-// The first row of a page of row b's sequence in the pages of a layer, seen as rows of a head.
+// The first row of a page of row b's sequence in the pages of a layer, seen as rows of a head,
+// [pages * kv_heads * 64, D].
 __device__ __forceinline__ int PageRow(const StepArguments& a, int b, int kv_head, int page) {
   return (a.block_table[b * a.block_table_stride + page] * a.shape.kv_heads + kv_head) *
          kPageTokens;
+}
+
+// The row of a position of the part of row b's sequence that begins at `begin`.
+template <int B>
+__device__ __forceinline__ int64_t CacheRow(const StepArguments& a, const StepShared<B>& shared,
+                                            int b, int kv_head, int begin, int position) {
+  const int index = position / kPageTokens - begin / kPageTokens;
+  const int first = index < kCachedPages ? shared.page_rows[b][index]
+                                         : PageRow(a, b, kv_head, position / kPageTokens);
+  return first + position % kPageTokens;
 }
 
 }  // namespace qwend::cuda

@@ -18,52 +18,102 @@ namespace qwend::cuda {
 constexpr int kSlotsInFlight = 2;
 
 // The copying warp: requests in their order, each slot's first when the slot has been given back.
-template <int B>
-__device__ __forceinline__ void CopyWeights(const StepArguments& a, StepShared<B>& shared,
-                                            char* ring) {
+// All lanes go along; the first one does it.
+template <int B, int D>
+struct Copier {
+  const StepArguments& a;
+  StepShared<B>& shared;
+  char* ring;
+  const StepLayer* layers;
   const int lane = threadIdx.x % kWarp;
-  const uint64_t policy = EvictFirstPolicy();
-  const int end = a.first_command[blockIdx.x + 1];
-  int at = a.first_command[blockIdx.x];
-  const auto load = [&](int i) {
-    int4 c = make_int4(0, 0, 0, 0);
-    if (i < end) {
-      c = reinterpret_cast<const int4*>(a.commands)[i];
-      PrefetchMap(a.maps + (c.y >> 16));
-    }
-    return c;
-  };
   int slot = -1, copied = -kSlotsInFlight - 1;
-  uint32_t parity = 1,
-           copied_parity = 1;  // an untouched barrier passes for the phase before its first
+  uint32_t parity = 1, copied_parity = 1;  // an untouched barrier passes for the phase before its
+                                           // first
+  bool has_inputs = false;
+
+  __device__ __forceinline__ void NextSlot(int bytes) {
+    if (++slot == kRingSlots<B>) slot = 0;
+    if (slot == 0) parity ^= 1;
+    if (++copied == kRingSlots<B>) copied = 0;
+    if (copied == 0) copied_parity ^= 1;
+    if (lane != 0) return;
+    Patience patience;
+    while (!TryBarrier(shared.empty + slot, parity ^ 1)) patience.Try();
+    while (copied >= 0 && !TryBarrier(shared.full + copied, copied_parity)) patience.Try();
+    ArriveExpecting(shared.full + slot, bytes);
+  }
+
+  // `count` positions of one row's keys or values, page by page.
+  __device__ __forceinline__ void CopyPositions(const bf16* pages, int b, int kv_head, int begin,
+                                                int first, int count, char* to) {
 #pragma unroll 1
-  for (int4 next = load(at + lane); at < end; at += kWarp) {
-    const int4 mine = next;
-    next = load(at + kWarp + lane);
+    for (int end = first + count; first < end;) {
+      const int next = min(end, (first / kPageTokens + 1) * kPageTokens);
+      BulkCopy(to, pages + CacheRow(a, shared, b, kv_head, begin, first) * D,
+               (next - first) * D * 2, shared.full + slot);
+      to += (next - first) * D * 2;
+      first = next;
+    }
+  }
+
+  // What the block attends to in a layer: slots of keys in the first half and values in the second.
+  __device__ __forceinline__ void CopyCache(const StepLayer& layer) {
+    const int cluster = blockIdx.x / kRanks;
+    const int kv_head = a.shares[0][cluster].first_head / a.shape.group;
 #pragma unroll 1
-    for (int i = 0; i < min(kWarp, end - at); ++i) {
-      const int row = __shfl_sync(kFullMask, mine.x, i), place = __shfl_sync(kFullMask, mine.y, i);
-      const int offset = __shfl_sync(kFullMask, mine.z, i),
-                bytes = __shfl_sync(kFullMask, mine.w, i);
-      if (bytes > 0) {
-        if (++slot == kRingSlots<B>) slot = 0;
-        if (slot == 0) parity ^= 1;
-        if (++copied == kRingSlots<B>) copied = 0;
-        if (copied == 0) copied_parity ^= 1;
-        if (lane == 0) {
-          Patience patience;
-          while (!TryBarrier(shared.empty + slot, parity ^ 1)) patience.Try();
-          while (copied >= 0 && !TryBarrier(shared.full + copied, copied_parity)) patience.Try();
-          ArriveExpecting(shared.full + slot, bytes);
-        }
-      }
-      if (lane == 0) {
-        CopyBox(SharedAddress(ring + slot * kSlotStride + offset), a.maps + (place >> 16), row,
-                place & 0xffff, shared.full + slot, policy);
+    for (int b = 0; b < B; ++b) {
+      const SequencePart part = PartOf(shared.position[b], static_cast<int>(ClusterRank()));
+      const int end = min(part.end, shared.position[b]);
+#pragma unroll 1
+      for (int first = part.begin; first < end; first += kSlotPositions<D>) {
+        const int count = min(end - first, kSlotPositions<D>);
+        NextSlot(count * D * 4);
+        if (lane != 0) continue;
+        char* to = ring + slot * kSlotStride;
+        CopyPositions(layer.k_pages, b, kv_head, part.begin, first, count, to);
+        CopyPositions(layer.v_pages, b, kv_head, part.begin, first, count, to + kSlotBytes / 2);
       }
     }
   }
-}
+
+  __device__ __forceinline__ void Run() {
+    const uint64_t policy = EvictFirstPolicy();
+    const int end = a.first_command[blockIdx.x + 1];
+    int at = a.first_command[blockIdx.x];
+    const auto load = [&](int i) {
+      int4 c = make_int4(0, 0, 0, 0);
+      if (i < end) {
+        c = reinterpret_cast<const int4*>(a.commands)[i];
+        if (c.y >> 16 != kCopyCache) PrefetchMap(a.maps + (c.y >> 16));
+      }
+      return c;
+    };
+#pragma unroll 1
+    for (int4 next = load(at + lane); at < end; at += kWarp) {
+      const int4 mine = next;
+      next = load(at + kWarp + lane);
+#pragma unroll 1
+      for (int i = 0; i < min(kWarp, end - at); ++i) {
+        const int row = __shfl_sync(kFullMask, mine.x, i);
+        const int place = __shfl_sync(kFullMask, mine.y, i), map = place >> 16;
+        const int offset = __shfl_sync(kFullMask, mine.z, i);
+        const int bytes = __shfl_sync(kFullMask, mine.w, i);
+        if (map == kCopyCache) {
+          Patience patience;
+          while (!has_inputs && !TryBarrier(&shared.inputs_ready, 0)) patience.Try();
+          has_inputs = true;
+          CopyCache(layers[row]);
+          __syncwarp();
+          continue;
+        }
+        if (bytes > 0) NextSlot(bytes);
+        if (lane == 0)
+          CopyBox(SharedAddress(ring + slot * kSlotStride + offset), a.maps + map, row,
+                  place & 0xffff, shared.full + slot, policy);
+      }
+    }
+  }
+};
 
 // What the kernel is told of its rows, where every warp finds it.
 template <int B>
@@ -125,7 +175,7 @@ struct Mlp {
   }
   __device__ __forceinline__ void Down() {
     if (share.units == 0) return block.PublishNothing();
-    block.MultiplySlice(share.units, [](int, int) { return 1.0f; });
+    block.template MultiplySlice<kSlotBlocks>(share.units, [](int, int) { return 1.0f; });
   }
 };
 
@@ -253,8 +303,8 @@ __global__ void __launch_bounds__(kStepBlock, 1)
       InitBarrier(shared.full + i, 1);
       InitBarrier(shared.empty + i, kGroupWarps);
     }
-    for (uint64_t* b :
-         {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready, &shared.merge_ready}) {
+    for (uint64_t* b : {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready,
+                        &shared.merge_ready, &shared.inputs_ready}) {
       InitBarrier(b, 1);
     }
     FenceBarrierInit();
@@ -262,7 +312,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
   __syncthreads();
   if (threadIdx.x >= kStepThreads) {
     ArriveAtCluster();
-    CopyWeights<B>(a, shared, ring);
+    Copier<B, D>{a, shared, ring, layers}.Run();
     __syncwarp();
     AwaitCluster();
   } else {
@@ -273,6 +323,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
       reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(a.layers)[i];
     TakeInputs<B>(a, shared, static_cast<int>(ClusterRank()));
     NamedBarrier(kConsumerBarrier, kStepThreads);
+    if (threadIdx.x == 0) Arrive(&shared.inputs_ready);
     AwaitCluster();
     StepBlock<B> block(a, shared, ring);
     Step<B, D, DK>{a, block}.Run(layers);

@@ -35,7 +35,9 @@ constexpr int kMaxPassHeads = 2;   // query heads of a cluster: none, one or bot
 constexpr int kMaxValueHeads = 8;  // value heads of a cluster
 
 // One request of the tensor engine. `bytes` is what the slot waits for in all, in its first request
-// alone; zero in the others.
+// alone; zero in the others. With map kCopyCache it stands for the keys and values that the block
+// attends to in layer `row`, as many slots as they take.
+constexpr int16_t kCopyCache = -1;
 struct CopyCommand {
   int32_t row;
   int16_t k_block;
