@@ -26,8 +26,10 @@ __device__ __forceinline__ void ArriveExpecting(uint64_t* barrier, uint32_t byte
       : "memory");
 }
 
-__device__ __forceinline__ void Arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+__device__ __forceinline__ void Arrive(uint64_t* barrier, int times = 1) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(times)
+               : "memory");
 }
 
 // Whether the phase with this parity has ended, after waiting a little for it.

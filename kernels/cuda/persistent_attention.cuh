@@ -60,9 +60,8 @@ struct AttentionMixer {
     }
   }
 
-  // This lane's part of head `head` of row b, normed and rotated.
-  __device__ __forceinline__ void Prepare(float (&x)[kPer], int b, int head, bool query) const {
-    LoadFloats(x, shared.mixer[b] + head * D + at);
+  // Norm and rotation of a head whose elements from `at` on are this lane's.
+  __device__ __forceinline__ void Prepare(float (&x)[kPer], int b, bool query) const {
     if (shape.head_norms) {
       float square = 0.0f, weight[kPer];
 #pragma unroll
@@ -83,6 +82,61 @@ struct AttentionMixer {
     }
   }
 
+  __device__ __forceinline__ void StoreFloats(float* to, const float (&x)[kPer]) const {
+    if (sub != 0) return;
+#pragma unroll
+    for (int i = 0; i < kPer; i += 4)
+      *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  }
+
+  // Rounded as the cache keeps it.
+  __device__ __forceinline__ static Packed<kPer> Round(float (&x)[kPer]) {
+    Packed<kPer> packed;
+#pragma unroll
+    for (int i = 0; i < kPer; i += 2) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(x[i], x[i + 1]);
+      packed.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two);
+    }
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) x[i] = packed[i];
+    return packed;
+  }
+
+  // Each head once for the block, in place: queries normed, rotated and scaled; the newest key and
+  // value as the cache keeps them, by the rank that has their position. The first cluster of a
+  // group writes the cache.
+  __device__ __forceinline__ void PrepareHeads(const StepLayer& layer) const {
+#pragma unroll 1
+    for (int item = block.warp; item < B * (share.heads + 1); item += kStepWarps) {
+      const int b = item % B, head = item / B;
+      const bool query = head < share.heads;
+      const SequencePart part = Part(b);
+      if (!query && part.owner != block.rank) continue;
+      float* from = shared.mixer[b] + head * D + at;
+      float x[kPer];
+      LoadFloats(x, from);
+      Prepare(x, b, query);
+      if (query) {
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) x[i] *= shape.attention_scale;
+        StoreFloats(from, x);
+        continue;
+      }
+      float value[kPer];
+      LoadFloats(value, from + D);
+      const Packed<kPer> k = Round(x), v = Round(value);
+      StoreFloats(from, x);
+      StoreFloats(from + D, value);
+      if (sub != 0 || share.first_head % shape.group != 0) continue;
+      const int64_t to =
+          CacheRow(block.a, shared, b, kv_head, part.begin, shared.position[b]) * D + at;
+      *reinterpret_cast<uint4*>(Global(layer.k_pages) + to) =
+          make_uint4(k.pairs[0], k.pairs[1], k.pairs[2], k.pairs[3]);
+      *reinterpret_cast<uint4*>(Global(layer.v_pages) + to) =
+          make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
+    }
+  }
+
   // Positions with their scores, -inf where there is none, and values.
   template <int N>
   __device__ __forceinline__ static void Add(Softmax<kPer>& sums, const float (&scores)[N],
@@ -96,14 +150,17 @@ struct AttentionMixer {
     for (int i = 0; i < N; ++i) AddPosition(sums, scores[i], values[i]);
   }
 
-  // Some positions of a slot, every kGroupWarps-th from `first`, for all heads.
-  __device__ __forceinline__ void AttendTo(const char* slot, int first, int count,
+  // This lane's positions of a slot, every kSpan-th from the first, for all heads.
+  static constexpr int kSpan = kStepWarps * kSub;
+  static_assert(kSlotPositions<D> == kSpan * kAtOnce);
+  __device__ __forceinline__ void AttendTo(const char* slot, int count,
                                            const float (&q)[kHeads][kPer],
                                            Softmax<kPer> (&sums)[kHeads]) const {
+    const int first = block.warp * kSub + sub;
     float scores[kHeads][kAtOnce], values[kAtOnce][kPer];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int position = min(first + i * kGroupWarps * kSub, count - 1);
+      const int position = min(first + i * kSpan, count - 1);
       const auto* key = reinterpret_cast<const bf16*>(slot) + position * D + at;
       Packed<kPer> k, v;
       k.Load(key);
@@ -129,92 +186,55 @@ struct AttentionMixer {
     for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        scores[h][i] = first + i * kGroupWarps * kSub < count ? scores[h][i] : -INFINITY;
+        scores[h][i] = first + i * kSpan < count ? scores[h][i] : -INFINITY;
       Add(sums[h], scores[h], values);
     }
   }
 
-  // The newest position, whose key and value come from the projection and count as the cache will
-  // keep them; the first cluster of a group writes them there. One warp.
-  __device__ __forceinline__ void AttendToNewest(const StepLayer& layer, int b,
-                                                 const float (&q)[kHeads][kPer],
-                                                 Softmax<kPer> (&sums)[kHeads]) const {
-    float key[kPer], value[1][kPer];
-    Prepare(key, b, share.heads, false);
-    LoadFloats(value[0], shared.mixer[b] + (share.heads + 1) * D + at);
-    Packed<kPer> k, v;
-#pragma unroll
-    for (int i = 0; i < kPer; i += 2) {
-      const __nv_bfloat162 two = __floats2bfloat162_rn(key[i], key[i + 1]);
-      const __nv_bfloat162 two_values = __floats2bfloat162_rn(value[0][i], value[0][i + 1]);
-      k.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two);
-      v.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two_values);
-    }
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      key[i] = k[i];
-      value[0][i] = v[i];
-    }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float score = HeadSum(Dot(q[h], key));
-      const float scores[1] = {sub == 0 ? score : -INFINITY};
-      Add(sums[h], scores, value);
-    }
-    if (sub != 0 || share.first_head % shape.group != 0) return;
-    const int newest = shared.position[b];
-    const int64_t to =
-        CacheRow(block.a, shared, b, kv_head, Part(b).begin, newest) * D + at;
-    *reinterpret_cast<uint4*>(Global(layer.k_pages) + to) =
-        make_uint4(k.pairs[0], k.pairs[1], k.pairs[2], k.pairs[3]);
-    *reinterpret_cast<uint4*>(Global(layer.v_pages) + to) =
-        make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
-  }
-
-  // This rank's part of row b's sequence: the groups take its slots by turns, and which of a turn's
-  // positions a warp adds up does not depend on which group that is.
-  __device__ __forceinline__ void Attend(const StepLayer& layer, int b) {
+  // This rank's part of row b's sequence.
+  __device__ __forceinline__ void Attend(int b) {
     const SequencePart part = Part(b);
     const int positions = min(part.end, shared.position[b]) - part.begin;
-    const int slots = CeilDiv(max(positions, 0), kSlotPositions<D>), turn = block.group ^ block.odd;
     float q[kHeads][kPer];
     Softmax<kPer> sums[kHeads];
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      Prepare(q[h], b, min(h, share.heads - 1), true);
+    for (int h = 0; h < kHeads; ++h)
+      LoadFloats(q[h], shared.mixer[b] + min(h, share.heads - 1) * D + at);
+#pragma unroll 1
+    for (int first = 0; first < positions; first += kSlotPositions<D>) {
+      AttendTo(block.AwaitSlot(), min(positions - first, kSlotPositions<D>), q, sums);
+      block.ReleaseSlot(1);
+      block.SkipSlots(1);
+    }
+    if (part.owner == block.rank && block.warp == kStepWarps - 1) {
+      float key[kPer], value[1][kPer];
+      LoadFloats(key, shared.mixer[b] + share.heads * D + at);
+      LoadFloats(value[0], shared.mixer[b] + (share.heads + 1) * D + at);
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) q[h][i] *= shape.attention_scale;
+      for (int h = 0; h < kHeads; ++h) {
+        const float score = HeadSum(Dot(q[h], key));
+        const float scores[1] = {sub == 0 ? score : -INFINITY};
+        Add(sums[h], scores, value);
+      }
     }
-#pragma unroll 1
-    for (int i = turn; i < slots; i += kGroups) {
-      const int count = min(positions - i * kSlotPositions<D>, kSlotPositions<D>);
-      const char* slot = block.AwaitSlot();
-#pragma unroll 1
-      for (int first = 0; first < count; first += kGroupWarps * kSub * kAtOnce)
-        AttendTo(slot, first + block.quarter + kGroupWarps * sub, count, q, sums);
-      block.ReleaseSlot();
-    }
-    block.odd ^= slots & 1;
-    if (part.owner == block.rank && turn == 0 && block.quarter == 0)
-      AttendToNewest(layer, b, q, sums);
-    Spread(b, turn * kGroupWarps + block.quarter, sums);
+    Spread(b, sums);
   }
 
   // The warps' sums, merged for each head, to the ranks that have their dimensions.
-  __device__ __forceinline__ void Spread(int b, int part, const Softmax<kPer> (&sums)[kHeads]) {
+  __device__ __forceinline__ void Spread(int b, const Softmax<kPer> (&sums)[kHeads]) {
     if (b > 0) block.Sync();  // the row before has been read
     auto* parts = shared.parts;
     auto* partials = shared.attention.partials[0][0];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      float* mine = parts + (part * kHeads + h) * 256 + block.lane * kPer;
+      float* mine = parts + (block.warp * kHeads + h) * 256 + block.lane * kPer;
 #pragma unroll
       for (int i = 0; i < kPer; i += 4)
         *reinterpret_cast<float4*>(mine + i) =
             make_float4(sums[h].values[i], sums[h].values[i + 1], sums[h].values[i + 2],
                         sums[h].values[i + 3]);
       if (block.lane % kLanes == 0)
-        partials[(part * kHeads + h) * 4 + sub] = make_float2(sums[h].largest, sums[h].sum);
+        partials[(block.warp * kHeads + h) * 4 + sub] = make_float2(sums[h].largest, sums[h].sum);
     }
     block.Sync();
     constexpr int kThreads = D / 4;  // of a head
@@ -255,20 +275,27 @@ struct AttentionMixer {
     const uint32_t ready = block.Peer(&shared.slice_ready);
 #pragma unroll 1
     for (int b = block.warp; b < B; b += kStepWarps) {
+      // Each rank's weight, by the half warp of its head.
+      {
+        float2& part = shared.attention.softmax[b][block.lane / kRanks][block.lane % kRanks];
+        float most = part.x;
+#pragma unroll
+        for (int offset = kRanks / 2; offset > 0; offset /= 2)
+          most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
+        const float factor = part.x == -INFINITY ? 0.0f : __expf(part.x - most);
+        float sum = factor * part.y;
+#pragma unroll
+        for (int offset = kRanks / 2; offset > 0; offset /= 2)
+          sum += __shfl_xor_sync(kFullMask, sum, offset);
+        part.x = __fdividef(factor, sum);
+      }
+      __syncwarp();
       if (head < share.heads) {
-        const float2* softmax = shared.attention.softmax[b][head];
-        float most = -INFINITY;
+        float x = 0.0f;
 #pragma unroll
-        for (int r = 0; r < kRanks; ++r) most = fmaxf(most, softmax[r].x);
-        float sum = 0.0f, x = 0.0f;
-#pragma unroll
-        for (int r = 0; r < kRanks; ++r) {
-          const float2 part = softmax[r];
-          const float factor = part.x == -INFINITY ? 0.0f : __expf(part.x - most);
-          sum = fmaf(factor, part.y, sum);
-          x = fmaf(factor, shared.attention.attended[b][head][r][i], x);
-        }
-        x = __fdividef(x, sum);
+        for (int r = 0; r < kRanks; ++r)
+          x = fmaf(shared.attention.softmax[b][head][r].x,
+                   shared.attention.attended[b][head][r][i], x);
         if (shape.gated) x *= QuickSigmoid(shared.kept[b][head * query_rows + kRows + i]);
         const Halves v(x);
         shared.outgoing[2 * b][block.lane] = v.high;
@@ -340,12 +367,16 @@ struct AttentionMixer {
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += Part(b).owner == block.rank ? 2 * D * 4 : 0;
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
+    PrepareHeads(layer);
+    block.Sync();
 #pragma unroll 1
-    for (int b = 0; b < B; ++b) Attend(layer, b);
+    for (int b = 0; b < B; ++b) Attend(b);
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
     Merge();
     block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
   }
+
+  __device__ __forceinline__ void Finish(const StepLayer&) const {}
 
   __device__ __forceinline__ void Output() {
     if (share.heads == 0) return block.PublishNothing();

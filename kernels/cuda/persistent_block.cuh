@@ -23,8 +23,8 @@ struct StepBlock {
   const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
   uint32_t to_peer = 0;             // from an address here to the half lane's rank's
 
-  uint32_t slot, slot_parity = 0;  // the next that is this group's
-  int odd = 0;                     // the group that has a phase's first slot
+  int slot = 0;  // the next of the ring
+  uint32_t slot_parity = 0;
   uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
   uint32_t hop = 0;  // of the stream's partial sums
   uint32_t first_epoch = 0;
@@ -37,8 +37,7 @@ struct StepBlock {
         rank(static_cast<int>(ClusterRank())),
         cluster(static_cast<int>(blockIdx.x) / kRanks),
         stream_rows(arguments.shape.hidden / kRanks),
-        k_blocks(arguments.shape.hidden / kBoxK),
-        slot(threadIdx.x / kWarp / kGroupWarps) {
+        k_blocks(arguments.shape.hidden / kBoxK) {
     to_peer = Mapped(&s, half_lane) - SharedAddress(&s);
     first_epoch = *a.epoch;
   }
@@ -55,19 +54,38 @@ struct StepBlock {
     parity ^= 1;
   }
 
+  // Goes `count` slots on, at most the ring's.
+  __device__ __forceinline__ void SkipSlots(int count) {
+    slot += count;
+    if (slot < kRingSlots<B>) return;
+    slot -= kRingSlots<B>;
+    slot_parity ^= 1;
+  }
   __device__ __forceinline__ const char* AwaitSlot() {
     Patience patience;
     while (!TryBarrier(shared.full + slot, slot_parity)) patience.Try();
     return ring + slot * kSlotStride;
   }
-  __device__ __forceinline__ void ReleaseSlot() {
+  // By all warps that share a slot; a slot that one group has for itself counts twice.
+  __device__ __forceinline__ void ReleaseSlot(int times) {
     __syncwarp();
-    if (lane == 0) Arrive(shared.empty + slot);
-    slot += kGroups;
-    if (slot >= kRingSlots<B>) {
-      slot -= kRingSlots<B>;
-      slot_parity ^= 1;
+    if (lane == 0) Arrive(shared.empty + slot, times);
+  }
+  // use(i, slot) for the slots of a phase that are this group's.
+  template <typename Use>
+  __device__ __forceinline__ void ForOwnSlots(int count, Use use) {
+    SkipSlots(group);
+    int i = group;
+#pragma unroll 1
+    for (; i < count; i += kGroups) {
+      use(i, AwaitSlot());
+      ReleaseSlot(kGroups);
+      SkipSlots(kGroups);
     }
+    // Back to the first slot of the next phase: i is it, or the one behind it.
+    if (i == count) return;
+    if (slot == 0) slot_parity ^= 1;
+    slot = (slot == 0 ? kRingSlots<B> : slot) - 1;
   }
 
   // Which of this rank's rows of the stream are these eight lanes'.
@@ -299,9 +317,7 @@ struct StepBlock {
     for (int first = 0; first < rows; first += AtOnce * kTile) {
       float* parts = shared.parts + first % (kTilesAtOnce * kTile) * B;
       const int count = min(rows - first, AtOnce * kTile), tiles = CeilDiv(count, kTile);
-#pragma unroll 1
-      for (int tile = group ^ odd; tile < tiles; tile += kGroups) {
-        const char* weights = AwaitSlot();
+      ForOwnSlots(tiles, [&](int tile, const char* weights) {
         Sums c = {};
 #pragma unroll
         for (int i = 0; i < kBlocksOfWarp; ++i) {
@@ -314,9 +330,7 @@ struct StepBlock {
         for (int n = 0; n < kColumnTiles<B>; ++n)
           PutParts(parts, quarter, tile * kTile, n, Total(c[n]));
         if (first == 0 && tile == 0) before(weights + kGatesAt);
-        ReleaseSlot();
-      }
-      odd ^= tiles & 1;
+      });
       Sync();
       finish(parts, first, count);
     }
@@ -327,11 +341,9 @@ struct StepBlock {
   // from a multiple of Run on.
   template <int Run, typename Scale>
   __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
-    const int row = quarter * kTile + lane % kTile, slots = CeilDiv(slice_blocks, kSlotBlocks);
+    const int row = quarter * kTile + lane % kTile;
     float2 sums[kColumnTiles<B>] = {};
-#pragma unroll 1
-    for (int i = group ^ odd; i < slots; i += kGroups) {
-      const char* weights = AwaitSlot();
+    ForOwnSlots(CeilDiv(slice_blocks, kSlotBlocks), [&](int i, const char* weights) {
       const int count = min(slice_blocks - i * kSlotBlocks, kSlotBlocks);
 #pragma unroll
       for (int first = 0; first < kSlotBlocks; first += Run) {
@@ -354,9 +366,7 @@ struct StepBlock {
           sums[n].y = fmaf(factor, v.y, sums[n].y);
         }
       }
-      ReleaseSlot();
-    }
-    odd ^= slots & 1;
+    });
 #pragma unroll
     for (int n = 0; n < kColumnTiles<B>; ++n)
       PutParts(shared.parts, group, quarter * kTile, n, sums[n]);

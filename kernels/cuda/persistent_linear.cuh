@@ -78,30 +78,33 @@ struct LinearMixer {
         w.w, newest, fmaf(w.z, c.samples[2], fmaf(w.y, c.samples[1], w.x * c.samples[0]))));
   }
 
-  // This rank's 64 columns of the gates' rows, b above a, to every rank.
-  __device__ __forceinline__ void SendGates(const char* weights) {
+  // This rank's 64 columns of the gates' rows, b above a. One warp.
+  __device__ __forceinline__ void MultiplyGates(const char* weights) {
     if (block.quarter != block.rank % kGroupWarps || block.rank >= block.k_blocks) return;
-    typename StepBlock<B>::Columns mine;
-    block.LoadColumns(mine, shared.stream[0], kMaxStepHidden + 8, block.rank * kBoxK);
+    typename StepBlock<B>::Columns x;
     typename StepBlock<B>::Weights64 w;
     typename StepBlock<B>::Sums c = {};
+    block.LoadColumns(x, shared.stream[0], kMaxStepHidden + 8, block.rank * kBoxK);
     block.LoadTile(w, weights + block.lane % kTile * 128);
-    block.MultiplyTile(c, w, mine);
+    block.MultiplyTile(c, w, x);
 #pragma unroll
-    for (int row = 0; row < B; ++row) {
-      const float2 sums = block.Total(c[row / 4]);
-      uint32_t v[kMaxValueHeads];
-#pragma unroll
-      for (int i = 0; i < kMaxValueHeads; ++i) {
-        const float beta = __shfl_sync(kFullMask, sums.x, i * 4 + row % 4);
-        const float decay = __shfl_sync(kFullMask, sums.y, i * 4 + row % 4);
-        v[i] = __float_as_uint(block.lane < kRanks ? beta : decay);
-      }
-      const uint32_t ready = block.Peer(&shared.mixer_ready);
-      const uint32_t to = block.Peer(
-          &shared.linear.gates[row][block.rank][block.lane / kRanks * kMaxValueHeads]);
-      Send(to, ready, make_uint4(v[0], v[1], v[2], v[3]));
-      Send(to + 16, ready, make_uint4(v[4], v[5], v[6], v[7]));
+    for (int n = 0; n < kColumnTiles<B>; ++n) {
+      const int row = 4 * n + block.lane % 4;
+      if (row >= B) continue;
+      const float2 sums = block.Total(c[n]);
+      shared.linear.own_gates[row][block.lane / 4] = sums.x;
+      shared.linear.own_gates[row][block.lane / 4 + kMaxValueHeads] = sums.y;
+    }
+  }
+  // What it made, to every rank, by the half warps that have least else to send.
+  __device__ __forceinline__ void SendGates() const {
+    if (block.rank >= block.k_blocks) return;
+    constexpr int kVectors = 2 * kMaxValueHeads / 4;
+#pragma unroll 1
+    for (int i = kHalfWarps - 1 - block.half_warp; i < B * kVectors; i += kHalfWarps) {
+      const int row = i / kVectors, at = i % kVectors * 4;
+      Send(block.Peer(&shared.linear.gates[row][block.rank][at]), block.Peer(&shared.mixer_ready),
+           *reinterpret_cast<const uint4*>(&shared.linear.own_gates[row][at]));
     }
   }
 
@@ -146,8 +149,7 @@ struct LinearMixer {
 
   // One token of the delta rule for one item, then the norm's weight and the gate; the result goes
   // to every rank, with its share of the norm's sum of squares.
-  __device__ __forceinline__ void Delta(const StepLayer& layer, const Item& item,
-                                        const State& state) {
+  __device__ __forceinline__ void Delta(const Item& item, State& state) {
     const int b = item.b, lane = block.lane;
     const float* q = shared.mixer[b] + item.head / shape.heads_per_key * 2 * DK;
     const float* k = q + DK;
@@ -214,14 +216,20 @@ struct LinearMixer {
                &shared.linear.head_squares[b][item.head][block.rank * kQuads + item.quad]),
            ready, __float_as_uint(square));
     }
-    float* to = StateOf(layer, item) + lane * DV;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const float4 s = state.s[i];
-      *reinterpret_cast<float4*>(to + i * kWarp * DV) = {
-          fmaf(ks[i], e[0], s.x * decay), fmaf(ks[i], e[1], s.y * decay),
-          fmaf(ks[i], e[2], s.z * decay), fmaf(ks[i], e[3], s.w * decay)};
+      const float4 old = state.s[i];
+      state.s[i] = {fmaf(ks[i], e[0], old.x * decay), fmaf(ks[i], e[1], old.y * decay),
+                    fmaf(ks[i], e[2], old.z * decay), fmaf(ks[i], e[3], old.w * decay)};
     }
+  }
+  __device__ __forceinline__ void StoreState(const StepLayer& layer, int index,
+                                             const State& state) const {
+    if (index >= Items()) return;
+    float* to = StateOf(layer, ItemAt(index)) + block.lane * DV;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      *reinterpret_cast<float4*>(to + i * kWarp * DV) = state.s[i];
   }
 
   // Asks for what a layer reads of earlier steps.
@@ -243,18 +251,20 @@ struct LinearMixer {
     if (threadIdx.x == 2 * kWarp) PrefetchLine(layer.gated_norm + block.rank * kValueRows);
   }
 
-  State first_state;  // of this warp's first item, asked for before the stream is there
+  // Of this warp's first item, asked for before the stream is there; of its last one, stored when
+  // nobody waits.
+  State state;
 
   // Queries and keys to every rank; values and gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
     Channel early[kItems<B>];
 #pragma unroll
     for (int i = 0; i < kItems<B>; ++i) early[i] = Load(layer, i);
-    first_state = LoadState(layer, block.warp);
+    state = LoadState(layer, block.warp);
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4, kTilesAtOnce>(
-        rows, [&](const char* gates) { SendGates(gates); },
+        rows, [&](const char* gates) { MultiplyGates(gates); },
         [&](const float* parts, int, int count) {
           const float factor = shared.norm_factor[b];
 #pragma unroll
@@ -269,6 +279,7 @@ struct LinearMixer {
               2 * share.heads,
               [&](int head) { return head / 2 * head_rows + head % 2 * kQueryRows; },
               [](int, int) { return -1; });
+          SendGates();
         });
   }
 
@@ -276,12 +287,13 @@ struct LinearMixer {
     if (share.heads == 0) return;
     block.Await(&shared.mixer_ready, block.mixer_parity,
                 B * (share.heads * 2 * DK * 4 + block.k_blocks * 2 * kMaxValueHeads * 4));
-    State state = first_state;
 #pragma unroll 1
     for (int item = block.warp; item < Items(); item += kStepWarps) {
-      const State next = LoadState(layer, item + kStepWarps);
-      Delta(layer, ItemAt(item), state);
-      state = next;
+      if (item != block.warp) {
+        StoreState(layer, item - kStepWarps, state);
+        state = LoadState(layer, item);
+      }
+      Delta(ItemAt(item), state);
     }
     block.Await(&shared.slice_ready, block.slice_parity,
                 B * value_heads * (DV * 4 + kRanks * kQuads * 4));
@@ -307,6 +319,11 @@ struct LinearMixer {
     block.template MultiplySlice<DV / kBoxK>(value_heads * DV / kBoxK, [&](int row, int k_block) {
       return shared.linear.head_factor[row][k_block * kBoxK / DV];
     });
+  }
+
+  __device__ __forceinline__ void Finish(const StepLayer& layer) const {
+    if (share.heads == 0 || block.warp >= Items()) return;
+    StoreState(layer, block.warp + (Items() - 1 - block.warp) / kStepWarps * kStepWarps, state);
   }
 };
 

@@ -63,7 +63,8 @@ class Scheduler {
     const std::vector<int> head_shares = Even(heads, clusters_);
     std::vector<int> unit_shares(clusters_, 0);
     std::vector<int64_t> bytes(clusters_);
-    for (int c = 0; c < clusters_; ++c) bytes[c] = MixerBytes(linear, head_shares[c]);
+    const double alpha = getenv("QWEND_ALPHA") ? atof(getenv("QWEND_ALPHA")) : 1.0;
+    for (int c = 0; c < clusters_; ++c) bytes[c] = alpha * MixerBytes(linear, head_shares[c]);
     for (int i = 0; i < units; ++i) {
       const auto least = std::min_element(bytes.begin(), bytes.end());
       *least += int64_t{6} * kBoxK * h.hidden;

@@ -14,9 +14,9 @@ constexpr int kConsumerBarrier = 1;
 constexpr int kHalfWarps = kStepThreads / kRanks;
 constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // rows of eight lanes
 
-// The computing warps are two groups that take every other slot of the ring. Of a slot of whole
-// rows each warp of a group multiplies every fourth 64 elements of K, of a slot of an output matrix
-// one tile of 16 rows.
+// The computing warps are two groups that take a phase's slots of weights by turns. Of a slot of
+// whole rows each warp of a group multiplies every fourth 64 elements of K, of a slot of an output
+// matrix one tile of 16 rows. Slots of keys and values are for all warps.
 constexpr int kGroups = 2;
 constexpr int kGroupWarps = kStepWarps / kGroups;
 constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kGroupWarps;
@@ -31,14 +31,13 @@ constexpr int kColumnTiles = CeilDiv(2 * B, 8);
 template <int B>
 constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 
-// Slots of the ring: what the activations of B rows leave room for. Either an even number, so that
-// a slot is always the same group's, or so many that a group which comes to a slot knows that the
-// other group's turn there is over: slots arrive in any order, but never more than two at a time.
+// Slots of the ring: what the activations of B rows leave room for. Four or more, because slots
+// arrive in any order, though never more than two at a time: a group that has had its last slot two
+// turns ago knows that the one four turns ago has arrived, and so which turn a barrier counts.
 template <int B>
 constexpr int kRingSlots = B == 1 ? 5 : 4;
 
-// Attention: keys and values come through the ring, so many positions of a head of D in a slot. The
-// warps of a group share them.
+// Attention: keys and values come through the ring, so many positions of a head of D in a slot.
 template <int D>
 constexpr int kSlotPositions = kSlotBytes / (4 * D);
 constexpr int kPartialFloats = 256 * kMaxPassHeads;  // of a warp
@@ -71,6 +70,7 @@ struct StepShared {
       alignas(16) float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
       float head_factor[B][kMaxValueHeads];
       alignas(16) float sums[kStepWarps][16];
+      alignas(16) float own_gates[B][2 * kMaxValueHeads];  // what this rank sends
     } linear;
     struct {
       float2 softmax[B][kMaxPassHeads][kRanks];                 // each rank's largest score and sum

@@ -236,6 +236,7 @@ struct Step {
     mixer.Mix(layer);
     Stamp();
     mixer.Output();
+    mixer.Finish(layer);
   }
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) {
     if (DK != 0 && layer.linear) {
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRingSlots<B>; ++i) {
       InitBarrier(shared.full + i, 1);
-      InitBarrier(shared.empty + i, kGroupWarps);
+      InitBarrier(shared.empty + i, kStepWarps);
     }
     for (uint64_t* b : {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready,
                         &shared.merge_ready, &shared.inputs_ready}) {
@@ -336,6 +337,8 @@ __global__ void __launch_bounds__(kStepBlock, 1)
 
 template <int B>
 int SharedBytes(const StepArguments& a) {
+  static_assert(1024 + kStepRingBytes<B> + kStepSharedBytes<B> + 32 * sizeof(StepLayer) <=
+                227 << 10);
   return 1024 + kStepRingBytes<B> + kStepSharedBytes<B> +
          a.shape.layers * static_cast<int>(sizeof(StepLayer));
 }
