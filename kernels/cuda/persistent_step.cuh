@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
 
 template <int B>
 int SharedBytes(const StepArguments& a) {
-  static_assert(1024 + kStepRingBytes<B> + kStepSharedBytes<B> + 32 * sizeof(StepLayer) <=
+  static_assert(1024 + kStepRingBytes<B> + kStepSharedBytes<B> + kMaxStepLayers * sizeof(StepLayer) <=
                 227 << 10);
   return 1024 + kStepRingBytes<B> + kStepSharedBytes<B> +
          a.shape.layers * static_cast<int>(sizeof(StepLayer));

@@ -30,7 +30,7 @@ constexpr int kSlotBytes = 32 << 10;
 constexpr int kBoxGap = 512;  // behind each box of four rows: neighbours fall into other banks
 constexpr int kGatesAt = 34 << 10;  // in a slot: the gates' weights, behind everything else
 constexpr int kSlotStride = 36 << 10;
-constexpr int kMaxStepLayers = 64;
+constexpr int kMaxStepLayers = 31;  // whose tables fit beside the activations of four rows
 constexpr int kMaxPassHeads = 2;   // query heads of a cluster: none, one or both
 constexpr int kMaxValueHeads = 8;  // value heads of a cluster
 
