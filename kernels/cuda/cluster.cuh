@@ -62,6 +62,32 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap* map, int
       : "memory");
 }
 
+// A box of a matrix of floats, and back. What has been written there before a store needs
+// FenceForCopies by its writers; the shared memory is free again after AwaitStoresRead by the thread
+// that stored.
+__device__ __forceinline__ void CopyTile(uint32_t to, const CUtensorMap* map, int column, int row,
+                                         uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void StoreTile(const CUtensorMap* map, int column, int row,
+                                          uint32_t from) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n"
+      "cp.async.bulk.commit_group;" ::"l"(map),
+      "r"(column), "r"(row), "r"(from)
+      : "memory");
+}
+__device__ __forceinline__ void AwaitStoresRead() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void FenceForCopies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

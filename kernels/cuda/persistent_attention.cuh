@@ -203,7 +203,7 @@ struct AttentionMixer {
 #pragma unroll 1
     for (int first = 0; first < positions; first += kSlotPositions<D>) {
       AttendTo(block.AwaitSlot(), min(positions - first, kSlotPositions<D>), q, sums);
-      block.ReleaseSlot(1);
+      block.ReleaseSlot(block.slot, 1);
       block.SkipSlots(1);
     }
     if (part.owner == block.rank && block.warp == kStepWarps - 1) {
@@ -376,7 +376,7 @@ struct AttentionMixer {
     block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
   }
 
-  __device__ __forceinline__ void Finish(const StepLayer&) const {}
+  __device__ __forceinline__ void Finish() const {}
 
   __device__ __forceinline__ void Output() {
     if (share.heads == 0) return block.PublishNothing();

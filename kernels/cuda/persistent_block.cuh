@@ -67,9 +67,9 @@ struct StepBlock {
     return ring + slot * kSlotStride;
   }
   // By all warps that share a slot; a slot that one group has for itself counts twice.
-  __device__ __forceinline__ void ReleaseSlot(int times) {
+  __device__ __forceinline__ void ReleaseSlot(int which, int times) {
     __syncwarp();
-    if (lane == 0) Arrive(shared.empty + slot, times);
+    if (lane == 0) Arrive(shared.empty + which, times);
   }
   // use(i, slot) for the slots of a phase that are this group's.
   template <typename Use>
@@ -79,7 +79,7 @@ struct StepBlock {
 #pragma unroll 1
     for (; i < count; i += kGroups) {
       use(i, AwaitSlot());
-      ReleaseSlot(kGroups);
+      ReleaseSlot(slot, kGroups);
       SkipSlots(kGroups);
     }
     // Back to the first slot of the next phase: i is it, or the one behind it.

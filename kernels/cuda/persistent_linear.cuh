@@ -108,95 +108,81 @@ struct LinearMixer {
     }
   }
 
-  // Four columns of the state of one value head: a warp's work for one row. `item` counts them:
-  // quads of this rank's columns, value heads, rows of x.
-  static constexpr int kQuads = kValueRows / 4, kLoads = DK / kWarp;
-  struct Item {
-    int quad, head, b;  // the head is one of the cluster's
-  };
-  __device__ __forceinline__ Item ItemAt(int item) const {
-    const int head = item / kQuads;
-    return {item % kQuads, head / B, head % B};
-  }
-  __device__ __forceinline__ int Items() const { return kQuads * value_heads * B; }
+  // This rank's columns of one value head's state, [DK, kValueRows]: a warp's work for one row of x.
+  // Lanes have every kRowLanes-th row of four columns.
+  static constexpr int kQuads = kValueRows / 4, kRowLanes = kWarp / kQuads, kLoads = DK / kRowLanes;
+  const int quad = block.lane % kQuads, row_lane = block.lane / kQuads;
+  const uint32_t to_row_lane =
+      Mapped(&shared, row_lane % kRanks) - SharedAddress(&shared);  // that rank's addresses
 
-  struct State {
-    float4 s[kLoads];  // rows lane, lane + 32 and so on
+  // What a head has besides its state, asked for before the exchange.
+  struct HeadConstants {
     float a_log, dt_bias;
     float4 norm;
   };
-  __device__ __forceinline__ float* StateOf(const StepLayer& layer, const Item& item) const {
-    const int64_t head = share.first_head * shape.heads_per_key + item.head;
-    const int64_t heads = static_cast<int64_t>(shape.key_heads) * shape.heads_per_key;
-    return Global(layer.state) + (shared.slot[item.b] * heads + head) * DK * DV + block.rank * kValueRows +
-           item.quad * 4;
-  }
-  __device__ __forceinline__ State LoadState(const StepLayer& layer, int index) const {
-    State state{};
-    if (index >= Items()) return state;
-    const Item item = ItemAt(index);
-    const float* from = StateOf(layer, item) + block.lane * DV;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i)
-      state.s[i] = *reinterpret_cast<const float4*>(from + i * kWarp * DV);
-    const int head = share.first_head * shape.heads_per_key + item.head;
-    state.a_log = *Global(layer.a_log + head);
-    state.dt_bias = *Global(layer.dt_bias + head);
-    state.norm = *reinterpret_cast<const float4*>(
-        Global(layer.gated_norm) + block.rank * kValueRows + item.quad * 4);
-    return state;
+  __device__ __forceinline__ HeadConstants LoadConstants(const StepLayer& layer, int head) const {
+    HeadConstants c;
+    const int at = share.first_head * shape.heads_per_key + head;
+    c.a_log = Global(layer.a_log)[at];
+    c.dt_bias = Global(layer.dt_bias)[at];
+    c.norm = reinterpret_cast<const float4*>(Global(layer.gated_norm))[block.rank * kQuads + quad];
+    return c;
   }
 
-  // One token of the delta rule for one item, then the norm's weight and the gate; the result goes
-  // to every rank, with its share of the norm's sum of squares.
-  __device__ __forceinline__ void Delta(const Item& item, State& state) {
-    const int b = item.b, lane = block.lane;
-    const float* q = shared.mixer[b] + item.head / shape.heads_per_key * 2 * DK;
+  // One token of the delta rule, then the norm's weight and the gate; the result goes to every rank,
+  // with its share of the norm's sum of squares.
+  __device__ __forceinline__ void Delta(int b, int head, const HeadConstants& constants,
+                                        float4* state) {
+    const int lane = block.lane;
+    const float* q = shared.mixer[b] + head / shape.heads_per_key * 2 * DK;
     const float* k = q + DK;
-    float ks[kLoads], qs[kLoads];
-    // Sums over the warp: of the state before its decay with k and with q, columns 0 to 3; q q, k k,
+    float4 s[kLoads];
+    float ks[kLoads];
+    // Sums over the rows: of the state before its decay with k and with q, columns 0 to 3; q q, k k,
     // k q; the gates' parts.
     float sums[16] = {};
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      ks[i] = k[i * kWarp + lane];
-      qs[i] = q[i * kWarp + lane];
-      const float s[4] = {state.s[i].x, state.s[i].y, state.s[i].z, state.s[i].w};
+      const int row = i * kRowLanes + row_lane;
+      s[i] = state[row * kQuads + quad];
+      ks[i] = k[row];
+      const float qs = q[row], column[4] = {s[i].x, s[i].y, s[i].z, s[i].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        sums[j] = fmaf(s[j], ks[i], sums[j]);
-        sums[4 + j] = fmaf(s[j], qs[i], sums[4 + j]);
+        sums[j] = fmaf(column[j], ks[i], sums[j]);
+        sums[4 + j] = fmaf(column[j], qs, sums[4 + j]);
       }
-      sums[8] = fmaf(qs[i], qs[i], sums[8]);
+      sums[8] = fmaf(qs, qs, sums[8]);
       sums[9] = fmaf(ks[i], ks[i], sums[9]);
-      sums[10] = fmaf(ks[i], qs[i], sums[10]);
+      sums[10] = fmaf(ks[i], qs, sums[10]);
     }
-    if (lane < block.k_blocks) {
-      sums[11] = shared.linear.gates[b][lane][item.head];
-      sums[12] = shared.linear.gates[b][lane][kMaxValueHeads + item.head];
+    if (row_lane < block.k_blocks) {
+      sums[11] = shared.linear.gates[b][row_lane][head];
+      sums[12] = shared.linear.gates[b][row_lane][kMaxValueHeads + head];
     }
-    const float sum = WarpSums(sums, lane);
-    float* all = shared.linear.sums[block.warp];
-    __syncwarp();  // the item before has been read
-    if (lane % 2 == 0) all[lane / 2] = sum;
+    const float sum = SumHalves<16, kWarp / 2, kQuads>(sums, lane);
+    float* all = shared.linear.sums[block.warp][quad];
+    __syncwarp();  // the head before has been read
+    all[lane / 2] = sum;
     __syncwarp();
     const float4 u = *reinterpret_cast<const float4*>(all),
                  o = *reinterpret_cast<const float4*>(all + 4),
                  heads = *reinterpret_cast<const float4*>(all + 8);
     const float factor = shared.norm_factor[b];
     const float beta = QuickSigmoid(heads.w * factor);
-    const float decay = __expf(-__expf(state.a_log) * QuickSoftplus(fmaf(all[12], factor, state.dt_bias)));
+    const float decay =
+        __expf(-__expf(constants.a_log) * QuickSoftplus(fmaf(all[12], factor, constants.dt_bias)));
     const float q_scale = rsqrtf(heads.x + shape.l2_eps) * shape.delta_scale;
     const float k_scale = rsqrtf(heads.y + shape.l2_eps);
     const float cross = heads.z * k_scale * q_scale;
-    const float* kept = shared.kept[b] + item.head / shape.heads_per_key * head_rows +
-                        2 * kQueryRows + item.head % shape.heads_per_key * kValueRows +
-                        item.quad * 4;
+    const float* kept = shared.kept[b] + head / shape.heads_per_key * head_rows + 2 * kQueryRows +
+                        head % shape.heads_per_key * kValueRows + quad * 4;
     const float4 values = *reinterpret_cast<const float4*>(kept),
                  z = *reinterpret_cast<const float4*>(kept + value_rows);
     const float v[4] = {values.x, values.y, values.z, values.w}, gate[4] = {z.x, z.y, z.z, z.w};
     const float us[4] = {u.x, u.y, u.z, u.w}, os[4] = {o.x, o.y, o.z, o.w};
-    const float weight[4] = {state.norm.x, state.norm.y, state.norm.z, state.norm.w};
+    const float weight[4] = {constants.norm.x, constants.norm.y, constants.norm.z,
+                             constants.norm.w};
     float e[4], out[4], square = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -206,37 +192,25 @@ struct LinearMixer {
       e[i] *= k_scale;
       out[i] *= weight[i] * QuickSilu(gate[i]);
     }
-    if (lane < kRanks) {
+    if (row_lane < kRanks) {
       const SplitPair first = SplitTwo(out[0], out[1]), second = SplitTwo(out[2], out[3]);
-      const int at = item.head * DV + block.rank * kValueRows + item.quad * 4;
-      const uint32_t ready = block.Peer(&shared.slice_ready);
-      Send(block.Peer(&shared.slice[2 * b][at]), ready, first.high, second.high);
-      Send(block.Peer(&shared.slice[2 * b + 1][at]), ready, first.low, second.low);
-      Send(block.Peer(
-               &shared.linear.head_squares[b][item.head][block.rank * kQuads + item.quad]),
-           ready, __float_as_uint(square));
+      const int at = head * DV + block.rank * kValueRows + quad * 4;
+      const auto there = [&](const void* p) { return SharedAddress(p) + to_row_lane; };
+      const uint32_t ready = there(&shared.slice_ready);
+      Send(there(&shared.slice[2 * b][at]), ready, first.high, second.high);
+      Send(there(&shared.slice[2 * b + 1][at]), ready, first.low, second.low);
+      Send(there(&shared.linear.head_squares[b][head][block.rank * kQuads + quad]), ready,
+           __float_as_uint(square));
     }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const float4 old = state.s[i];
-      state.s[i] = {fmaf(ks[i], e[0], old.x * decay), fmaf(ks[i], e[1], old.y * decay),
-                    fmaf(ks[i], e[2], old.z * decay), fmaf(ks[i], e[3], old.w * decay)};
-    }
-  }
-  __device__ __forceinline__ void StoreState(const StepLayer& layer, int index,
-                                             const State& state) const {
-    if (index >= Items()) return;
-    float* to = StateOf(layer, ItemAt(index)) + block.lane * DV;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
-      *reinterpret_cast<float4*>(to + i * kWarp * DV) = state.s[i];
+      state[(i * kRowLanes + row_lane) * kQuads + quad] = {
+          fmaf(ks[i], e[0], s[i].x * decay), fmaf(ks[i], e[1], s[i].y * decay),
+          fmaf(ks[i], e[2], s[i].z * decay), fmaf(ks[i], e[3], s[i].w * decay)};
   }
 
-  // Asks for what a layer reads of earlier steps.
+  // Asks for what a layer reads besides weights and states.
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < value_heads * B * DK; i += kStepThreads)
-      PrefetchLine(StateOf(layer, ItemAt(i / DK * kQuads)) + i % DK * DV);
 #pragma unroll
     for (int i = 0; i < kItems<B>; ++i) {
       if (channel[i] < 0) continue;
@@ -251,16 +225,19 @@ struct LinearMixer {
     if (threadIdx.x == 2 * kWarp) PrefetchLine(layer.gated_norm + block.rank * kValueRows);
   }
 
-  // Of this warp's first item, asked for before the stream is there; of its last one, stored when
-  // nobody waits.
-  State state;
+  // The convolution's state and weights, asked for before the stream is on its way.
+  Channel early[kItems<B>];
+  __device__ __forceinline__ void Begin(const StepLayer& layer) {
+#pragma unroll
+    for (int i = 0; i < kItems<B>; ++i) early[i] = Load(layer, i);
+  }
+  __device__ __forceinline__ void Forget() {
+#pragma unroll
+    for (Channel& c : early) c = Channel{};
+  }
 
   // Queries and keys to every rank; values and gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    Channel early[kItems<B>];
-#pragma unroll
-    for (int i = 0; i < kItems<B>; ++i) early[i] = Load(layer, i);
-    state = LoadState(layer, block.warp);
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4, kTilesAtOnce>(
@@ -283,17 +260,38 @@ struct LinearMixer {
         });
   }
 
+  // A slot goes back when its states have been stored: the last one when nobody waits any more.
+  int held_slot = 0;
+  __device__ __forceinline__ void GiveBack(int slot) {
+    if (block.lane == 0) AwaitStoresRead();
+    block.ReleaseSlot(slot, 1);
+  }
+
   __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
+    HeadConstants constants = LoadConstants(layer, block.warp % value_heads);
     block.Await(&shared.mixer_ready, block.mixer_parity,
                 B * (share.heads * 2 * DK * 4 + block.k_blocks * 2 * kMaxValueHeads * 4));
+    const int rows_at_once = RowsOfStates(value_heads, kStateBytes<DK, DV>);
 #pragma unroll 1
-    for (int item = block.warp; item < Items(); item += kStepWarps) {
-      if (item != block.warp) {
-        StoreState(layer, item - kStepWarps, state);
-        state = LoadState(layer, item);
+    for (int first = 0; first < B; first += rows_at_once) {
+      if (first > 0) GiveBack(held_slot);
+      const char* states = block.AwaitSlot();
+      const int items = min(rows_at_once, B - first) * value_heads;
+#pragma unroll 1
+      for (int i = block.warp; i < items; i += kStepWarps) {
+        const int b = first + i / value_heads, head = i % value_heads;
+        const char* state = states + i * kStateBytes<DK, DV>;
+        if (i != block.warp || first > 0) constants = LoadConstants(layer, head);
+        Delta(b, head, constants, reinterpret_cast<float4*>(const_cast<char*>(state)));
+        FenceForCopies();
+        __syncwarp();
+        if (block.lane == 0)
+          StoreTile(block.a.maps + layer.state_map, block.rank * kValueRows,
+                    StateRow(block.a, shared.slot[b], share, head) * DK, SharedAddress(state));
       }
-      Delta(ItemAt(item), state);
+      held_slot = block.slot;
+      block.SkipSlots(1);
     }
     block.Await(&shared.slice_ready, block.slice_parity,
                 B * value_heads * (DV * 4 + kRanks * kQuads * 4));
@@ -321,9 +319,8 @@ struct LinearMixer {
     });
   }
 
-  __device__ __forceinline__ void Finish(const StepLayer& layer) const {
-    if (share.heads == 0 || block.warp >= Items()) return;
-    StoreState(layer, block.warp + (Items() - 1 - block.warp) / kStepWarps * kStepWarps, state);
+  __device__ __forceinline__ void Finish() {
+    if (share.heads > 0) GiveBack(held_slot);
   }
 };
 

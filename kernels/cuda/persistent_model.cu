@@ -147,7 +147,6 @@ class Reader {
     layer.gated_norm = FloatVector(op.norm.weight, "a layer's vector");
     layer.a_log = FloatVector(op.gates.a_log, "A_log");
     layer.conv_state = op.conv.state.As<float>();
-    layer.state = op.rule.state.As<float>();
   }
 
   void TakeAttention(const LayerOps& ops, StepLayer& layer) {

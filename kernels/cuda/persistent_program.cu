@@ -25,18 +25,22 @@ EncodeTiled Encoder() {
 std::vector<CUtensorMap> Encode(const std::vector<BoxMap>& boxes) {
   static const EncodeTiled encode = Encoder();
   std::vector<CUtensorMap> maps;
-  for (const auto& [weight, rows, k_blocks] : boxes) {
-    const cuuint64_t sizes[3] = {kBoxK, static_cast<cuuint64_t>(weight.rows()),
-                                 static_cast<cuuint64_t>(weight.cols() / kBoxK)};
-    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(weight.cols() * 2), kBoxK * 2};
-    const cuuint32_t box[3] = {kBoxK, static_cast<cuuint32_t>(rows),
-                               static_cast<cuuint32_t>(k_blocks)};
+  for (const auto& [tensor, rows, k_blocks] : boxes) {
+    const bool state = k_blocks == 0;
+    const auto columns = static_cast<cuuint64_t>(state ? tensor.dim(3) : tensor.cols());
+    const auto all_rows = static_cast<cuuint64_t>(
+        state ? tensor.dim(0) * tensor.dim(1) * tensor.dim(2) : tensor.rows());
+    const cuuint64_t sizes[3] = {state ? columns : kBoxK, all_rows, columns / kBoxK};
+    const cuuint64_t strides[2] = {columns * (state ? 4 : 2), kBoxK * 2};
+    const cuuint32_t box[3] = {state ? static_cast<cuuint32_t>(columns / kRanks) : kBoxK,
+                               static_cast<cuuint32_t>(rows), static_cast<cuuint32_t>(k_blocks)};
     const cuuint32_t steps[3] = {1, 1, 1};
     CUtensorMap map;
-    const CUresult status =
-        encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, weight.data, sizes, strides, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult status = encode(
+        &map, state ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        state ? 2 : 3, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        state ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     Need(status == CUDA_SUCCESS, "the driver refused a tensor map, error ",
          static_cast<int>(status));
     maps.push_back(map);

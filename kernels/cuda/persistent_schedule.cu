@@ -29,6 +29,11 @@ class Scheduler {
 
   StepSchedule Make() {
     Share();
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (layers_[i].linear == nullptr) continue;
+      s_.layers[i].state_map = static_cast<int>(s_.maps.size());
+      s_.maps.push_back({layers_[i].linear->rule.state, shape().key_dim, 0});
+    }
     for (int block = 0; block < clusters_ * kRanks; ++block) {
       s_.first_command.push_back(static_cast<int>(s_.commands.size()));
       CopiesOf(block / kRanks, block % kRanks, block);
@@ -63,8 +68,7 @@ class Scheduler {
     const std::vector<int> head_shares = Even(heads, clusters_);
     std::vector<int> unit_shares(clusters_, 0);
     std::vector<int64_t> bytes(clusters_);
-    const double alpha = getenv("QWEND_ALPHA") ? atof(getenv("QWEND_ALPHA")) : 1.0;
-    for (int c = 0; c < clusters_; ++c) bytes[c] = alpha * MixerBytes(linear, head_shares[c]);
+    for (int c = 0; c < clusters_; ++c) bytes[c] = MixerBytes(linear, head_shares[c]);
     for (int i = 0; i < units; ++i) {
       const auto least = std::min_element(bytes.begin(), bytes.end());
       *least += int64_t{6} * kBoxK * h.hidden;
@@ -172,7 +176,8 @@ class Scheduler {
     for (int i = 0; i < count; i += kQuad) quads.push_back(RowOf(in, view, head, first + i));
   }
 
-  void CopyLinear(const LayerOps& ops, const ClusterShare& share, int rank) {
+  void CopyLinear(const LayerOps& ops, int layer, const ClusterShare& share, int rank) {
+    if (share.heads == 0) return;
     const StepShape& h = shape();
     const ops::LinearAttention& op = *ops.linear;
     const ops::NormProjections& in = *ops.in;
@@ -196,6 +201,7 @@ class Scheduler {
       Copy(*b.weight, b.row, rank, kMaxValueHeads, 1, kGatesAt);
       Copy(*a.weight, a.row, rank, kMaxValueHeads, 1, kGatesAt + kMaxValueHeads * kBoxK * 2);
     });
+    s_.commands.push_back({layer, 0, kCopyState, 0, 0});
     CopySlice(ops.out->gemv.weight, rank, first_value * h.value_dim / kBoxK,
               share.heads * h.heads_per_key * h.value_dim / kBoxK);
   }
@@ -235,7 +241,7 @@ class Scheduler {
       const LayerOps& ops = layers_[layer];
       const ClusterShare& share = s_.arguments.shares[ops.linear != nullptr ? 1 : 0][cluster];
       if (ops.linear != nullptr) {
-        CopyLinear(ops, share, rank);
+        CopyLinear(ops, static_cast<int>(layer), share, rank);
       } else {
         CopyAttention(ops, static_cast<int>(layer), share, rank);
       }

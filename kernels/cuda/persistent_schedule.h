@@ -8,9 +8,11 @@
 
 namespace qwend::cuda {
 
-// What a tensor map is of: a weight, in boxes of `rows` rows and `k_blocks` * 64 columns.
+// What a tensor map is of: a weight, in boxes of `rows` rows and `k_blocks` * 64 columns; or, with
+// `k_blocks` zero, a recurrent state, [slots, heads, rows, columns], in boxes of one rank's columns
+// of a head.
 struct BoxMap {
-  TensorView weight;
+  TensorView tensor;
   int rows = 0, k_blocks = 0;
 };
 

@@ -37,6 +37,22 @@ constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 template <int B>
 constexpr int kRingSlots = B == 1 ? 5 : 4;
 
+// Linear attention: a rank's columns of a head's recurrent state come through the ring too, those of
+// as many rows of x as fit in a slot.
+template <int DK, int DV>
+constexpr int kStateBytes = DK * DV / kRanks * 4;
+__device__ __forceinline__ int RowsOfStates(int heads, int state_bytes) {
+  return kSlotBytes / (heads * state_bytes);
+}
+
+// Which of all slots' heads a cluster's value head is.
+__device__ __forceinline__ int StateRow(const StepArguments& a, int slot, const ClusterShare& share,
+                                        int head) {
+  const StepShape& shape = a.shape;
+  return slot * shape.key_heads * shape.heads_per_key + share.first_head * shape.heads_per_key +
+         head;
+}
+
 // Attention: keys and values come through the ring, so many positions of a head of D in a slot.
 template <int D>
 constexpr int kSlotPositions = kSlotBytes / (4 * D);
@@ -69,7 +85,7 @@ struct StepShared {
       alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];       // b and a, each rank's part
       alignas(16) float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
       float head_factor[B][kMaxValueHeads];
-      alignas(16) float sums[kStepWarps][16];
+      alignas(16) float sums[kStepWarps][2][16];
       alignas(16) float own_gates[B][2 * kMaxValueHeads];  // what this rank sends
     } linear;
     struct {

@@ -19,7 +19,7 @@ constexpr int kSlotsInFlight = 2;
 
 // The copying warp: requests in their order, each slot's first when the slot has been given back.
 // All lanes go along; the first one does it.
-template <int B, int D>
+template <int B, int D, int DK>
 struct Copier {
   const StepArguments& a;
   StepShared<B>& shared;
@@ -76,6 +76,26 @@ struct Copier {
     }
   }
 
+  // The states that the block works on in a layer, head by head, row by row.
+  __device__ __forceinline__ void CopyState(const StepLayer& layer) {
+    constexpr int kDim = DK == 0 ? 64 : DK, kBytes = kStateBytes<kDim, kDim>;
+    const ClusterShare& share = a.shares[1][blockIdx.x / kRanks];
+    const int heads = share.heads * a.shape.heads_per_key;
+    const int rows_at_once = RowsOfStates(heads, kBytes);
+#pragma unroll 1
+    for (int first = 0; first < B; first += rows_at_once) {
+      const int items = min(rows_at_once, B - first) * heads;
+      NextSlot(items * kBytes);
+      if (lane != 0) continue;
+#pragma unroll 1
+      for (int i = 0; i < items; ++i)
+        CopyTile(SharedAddress(ring + slot * kSlotStride + i * kBytes), a.maps + layer.state_map,
+                 static_cast<int>(ClusterRank()) * kDim / kRanks,
+                 StateRow(a, shared.slot[first + i / heads], share, i % heads) * kDim,
+                 shared.full + slot);
+    }
+  }
+
   __device__ __forceinline__ void Run() {
     const uint64_t policy = EvictFirstPolicy();
     const int end = a.first_command[blockIdx.x + 1];
@@ -84,7 +104,7 @@ struct Copier {
       int4 c = make_int4(0, 0, 0, 0);
       if (i < end) {
         c = reinterpret_cast<const int4*>(a.commands)[i];
-        if (c.y >> 16 != kCopyCache) PrefetchMap(a.maps + (c.y >> 16));
+        if (c.y >> 16 >= 0) PrefetchMap(a.maps + (c.y >> 16));
       }
       return c;
     };
@@ -98,11 +118,15 @@ struct Copier {
         const int place = __shfl_sync(kFullMask, mine.y, i), map = place >> 16;
         const int offset = __shfl_sync(kFullMask, mine.z, i);
         const int bytes = __shfl_sync(kFullMask, mine.w, i);
-        if (map == kCopyCache) {
+        if (map < 0) {
           Patience patience;
           while (!has_inputs && !TryBarrier(&shared.inputs_ready, 0)) patience.Try();
           has_inputs = true;
-          CopyCache(layers[row]);
+          if (DK != 0 && map == kCopyState) {
+            CopyState(layers[row]);
+          } else {
+            CopyCache(layers[row]);
+          }
           __syncwarp();
           continue;
         }
@@ -236,7 +260,14 @@ struct Step {
     mixer.Mix(layer);
     Stamp();
     mixer.Output();
-    mixer.Finish(layer);
+    mixer.Finish();
+  }
+  __device__ __forceinline__ void Begin(const StepLayer& layer) {
+    if (DK != 0 && layer.linear) {
+      linear.Begin(layer);
+    } else {
+      linear.Forget();
+    }
   }
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) {
     if (DK != 0 && layer.linear) {
@@ -249,7 +280,7 @@ struct Step {
   __device__ __forceinline__ void Run(const StepLayer* layers) {
     Stamp();
     linear.Locate();
-    Prefetch(layers[0]);
+    Begin(layers[0]);
     block.Embed(layers[0].mixer_norm);
     Stamp();
     // Every layer's two halves end with a hop; one loop over halves, so that its code is there
@@ -272,6 +303,7 @@ struct Step {
         mlp.GateUp();
         Stamp();
         mlp.Down();
+        if (!last) Begin(layers[half / 2 + 1]);
         norm = last ? a.final_norm : layers[half / 2 + 1].mixer_norm;
       }
       block.Hop(norm);
@@ -313,7 +345,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
   __syncthreads();
   if (threadIdx.x >= kStepThreads) {
     ArriveAtCluster();
-    Copier<B, D>{a, shared, ring, layers}.Run();
+    Copier<B, D, DK>{a, shared, ring, layers}.Run();
     __syncwarp();
     AwaitCluster();
   } else {

@@ -36,8 +36,9 @@ constexpr int kMaxValueHeads = 8;  // value heads of a cluster
 
 // One request of the tensor engine. `bytes` is what the slot waits for in all, in its first request
 // alone; zero in the others. With map kCopyCache it stands for the keys and values that the block
-// attends to in layer `row`, as many slots as they take.
-constexpr int16_t kCopyCache = -1;
+// attends to in layer `row`, with kCopyState for the recurrent state that it works on there, as many
+// slots as they take.
+constexpr int16_t kCopyCache = -1, kCopyState = -2;
 struct CopyCommand {
   int32_t row;
   int16_t k_block;
@@ -54,11 +55,11 @@ struct ClusterShare {
 
 struct StepLayer {
   bool linear = false;
+  int state_map = 0;  // of a linear layer's recurrent state
   const float *mixer_norm = nullptr, *mlp_norm = nullptr;
   // Linear layers. The convolution's weights are [channels, 4].
   const float *conv_weight = nullptr, *dt_bias = nullptr, *gated_norm = nullptr, *a_log = nullptr;
   float* conv_state = nullptr;
-  float* state = nullptr;
   // Attention layers; norms and biases where the model has them.
   const float *q_norm = nullptr, *k_norm = nullptr;
   const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
