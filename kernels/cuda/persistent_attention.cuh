@@ -217,43 +217,48 @@ struct AttentionMixer {
         Add(sums[h], scores, value);
       }
     }
-    Spread(b, sums);
+    // Each warp's sums of some heads, then their merger.
+    constexpr int kHeadsAtOnce = StepShared<B>::kHeadsAtOnce;
+    static_assert(B == 1 || sizeof(shared.partials) <= sizeof(shared.stream) + sizeof(shared.slice));
+#pragma unroll
+    for (int h = 0; h < kHeads; h += kHeadsAtOnce) {
+      if (h >= share.heads) continue;
+      block.Sync();  // queries are in registers; what was merged before has been read
+#pragma unroll
+      for (int i = 0; i < kHeadsAtOnce; ++i) PutPartial(i, sums[h + i]);
+      block.Sync();
+      Spread(b, h);
+    }
   }
 
-  // The warps' sums, merged for each head, to the ranks that have their dimensions.
-  __device__ __forceinline__ void Spread(int b, const Softmax<kPer> (&sums)[kHeads]) {
-    if (b > 0) block.Sync();  // the row before has been read
-    auto* parts = shared.parts;
-    auto* partials = shared.attention.partials[0][0];
+  __device__ __forceinline__ void PutPartial(int i, const Softmax<kPer>& sums) {
+    float* mine = shared.partials[i][block.warp] + block.lane * kPer;
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      float* mine = parts + (block.warp * kHeads + h) * 256 + block.lane * kPer;
-#pragma unroll
-      for (int i = 0; i < kPer; i += 4)
-        *reinterpret_cast<float4*>(mine + i) =
-            make_float4(sums[h].values[i], sums[h].values[i + 1], sums[h].values[i + 2],
-                        sums[h].values[i + 3]);
-      if (block.lane % kLanes == 0)
-        partials[(block.warp * kHeads + h) * 4 + sub] = make_float2(sums[h].largest, sums[h].sum);
-    }
-    block.Sync();
+    for (int j = 0; j < kPer; j += 4)
+      *reinterpret_cast<float4*>(mine + j) = make_float4(sums.values[j], sums.values[j + 1],
+                                                         sums.values[j + 2], sums.values[j + 3]);
+    if (block.lane % kLanes == 0)
+      shared.attention.partials[i][block.warp][sub] = make_float2(sums.largest, sums.sum);
+  }
+
+  // The warps' sums of heads from `first` on, merged, to the ranks that have their dimensions.
+  __device__ __forceinline__ void Spread(int b, int first) {
     constexpr int kThreads = D / 4;  // of a head
-    const int head = threadIdx.x / kThreads, dim = threadIdx.x % kThreads * 4;
-    if (head >= share.heads) return;
-    parts += head * 256 + dim;
-    partials += head * 4;
+    const int local = threadIdx.x / kThreads, head = first + local;
+    const int dim = threadIdx.x % kThreads * 4;
+    if (local >= StepShared<B>::kHeadsAtOnce || head >= share.heads) return;
+    const auto& partials = shared.attention.partials[local];
     float most = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kStepWarps * kSub; ++i)
-      most = fmaxf(most, partials[i / kSub * kHeads * 4 + i % kSub].x);
+    for (int i = 0; i < kSpan; ++i) most = fmaxf(most, partials[i / kSub][i % kSub].x);
     float sum = 0.0f;
     float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-    for (int i = 0; i < kStepWarps * kSub; ++i) {
-      const float2 partial = partials[i / kSub * kHeads * 4 + i % kSub];
+    for (int i = 0; i < kSpan; ++i) {
+      const float2 partial = partials[i / kSub][i % kSub];
       const float factor = partial.x == -INFINITY ? 0.0f : __expf(partial.x - most);
       const float4 v =
-          *reinterpret_cast<const float4*>(parts + i / kSub * kHeads * 256 + i % kSub * D);
+          *reinterpret_cast<const float4*>(shared.partials[local][i / kSub] + i % kSub * D + dim);
       sum = fmaf(factor, partial.y, sum);
       value = {fmaf(factor, v.x, value.x), fmaf(factor, v.y, value.y),
                fmaf(factor, v.z, value.z), fmaf(factor, v.w, value.w)};
@@ -339,7 +344,7 @@ struct AttentionMixer {
       shared.attention.norms[1][threadIdx.x] = k_norm;
     }
     block.template MultiplyStream<4, kTilesAtOnce>(
-        rows, [](const char*) {},
+        rows, [] {},
         [&](const float* parts, int, int count) {
           const int b = threadIdx.x % B;
           const float factor = shared.norm_factor[b];

@@ -297,7 +297,7 @@ struct StepBlock {
   }
 
   // `rows` rows of weights, tile by tile from the ring, times the stream. A tile is `Boxes` copied
-  // boxes of 16 / Boxes rows each. before(weights) runs once with the first slot; finish(parts,
+  // boxes of 16 / Boxes rows each. before() runs when the stream is there; finish(parts,
   // first, count) every AtOnce tiles, when their parts are there. With less than kTilesAtOnce the
   // parts alternate; otherwise finish must end with a barrier after it has read them.
   template <int Boxes, int AtOnce, typename Before, typename Finish>
@@ -309,9 +309,10 @@ struct StepBlock {
       if (block < k_blocks) LoadColumns(x[i], shared.stream[0], kMaxStepHidden + 8, block * kBoxK);
     }
     NormFactors();
+    before();
     constexpr int kBoxRows = kTile / Boxes;
-    const int row = lane % kTile;
-    const int at = row / kBoxRows * (k_blocks * kBoxRows * 128 + kBoxGap) +
+    const int row = lane % kTile, box = row / kBoxRows;
+    const int at = box * k_blocks * kBoxRows * 128 + (box + 1) / 2 * kBoxGap +
                    quarter * kBoxRows * 128 + row % kBoxRows * 128;
 #pragma unroll 1
     for (int first = 0; first < rows; first += AtOnce * kTile) {
@@ -329,7 +330,6 @@ struct StepBlock {
 #pragma unroll
         for (int n = 0; n < kColumnTiles<B>; ++n)
           PutParts(parts, quarter, tile * kTile, n, Total(c[n]));
-        if (first == 0 && tile == 0) before(weights + kGatesAt);
       });
       Sync();
       finish(parts, first, count);

@@ -78,14 +78,21 @@ struct LinearMixer {
         w.w, newest, fmaf(w.z, c.samples[2], fmaf(w.y, c.samples[1], w.x * c.samples[0]))));
   }
 
-  // This rank's 64 columns of the gates' rows, b above a. One warp.
-  __device__ __forceinline__ void MultiplyGates(const char* weights) {
-    if (block.quarter != block.rank % kGroupWarps || block.rank >= block.k_blocks) return;
+  // This rank's 64 columns of the gates' rows, b above a. One warp of the group that has fewer
+  // tiles.
+  uint32_t gates_parity = 0;
+  __device__ __forceinline__ void MultiplyGates() {
+    if (block.warp != kStepWarps - 1 || block.rank >= block.k_blocks) return;
+    Patience patience;
+    while (!TryBarrier(&shared.gates_full, gates_parity)) patience.Try();
+    gates_parity ^= 1;
     typename StepBlock<B>::Columns x;
     typename StepBlock<B>::Weights64 w;
     typename StepBlock<B>::Sums c = {};
     block.LoadColumns(x, shared.stream[0], kMaxStepHidden + 8, block.rank * kBoxK);
-    block.LoadTile(w, weights + block.lane % kTile * 128);
+    block.LoadTile(w, reinterpret_cast<const char*>(shared.gate_weights) + block.lane % kTile * 128);
+    __syncwarp();
+    if (block.lane == 0) Arrive(&shared.gates_empty);
     block.MultiplyTile(c, w, x);
 #pragma unroll
     for (int n = 0; n < kColumnTiles<B>; ++n) {
@@ -241,7 +248,7 @@ struct LinearMixer {
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<4, kTilesAtOnce>(
-        rows, [&](const char* gates) { MultiplyGates(gates); },
+        rows, [&] { MultiplyGates(); },
         [&](const float* parts, int, int count) {
           const float factor = shared.norm_factor[b];
 #pragma unroll

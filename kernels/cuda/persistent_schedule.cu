@@ -150,15 +150,14 @@ class Scheduler {
   }
   void NextSlot() { slot_ = s_.commands.size(); }
 
-  // Quads of rows, four to a slot, over all of K. `first_slot` adds to the first one.
-  template <typename FirstSlot>
-  void CopyQuads(const std::vector<WeightRow>& quads, FirstSlot first_slot) {
+  // Quads of rows, four to a slot, over all of K.
+  void CopyQuads(const std::vector<WeightRow>& quads) {
     const int quad_bytes = kQuad * shape().hidden * 2;
     for (size_t i = 0; i < quads.size(); ++i) {
-      if (i % 4 == 0) NextSlot();
+      const int box = static_cast<int>(i % 4);
+      if (box == 0) NextSlot();
       Copy(*quads[i].weight, quads[i].row, 0, kQuad, KBlocks(),
-           static_cast<int>(i % 4) * (quad_bytes + kBoxGap));
-      if (i == 0) first_slot();
+           box * quad_bytes + (box + 1) / 2 * kBoxGap);
     }
   }
 
@@ -194,13 +193,14 @@ class Scheduler {
       for (int v = head * h.heads_per_key; v < (head + 1) * h.heads_per_key; ++v)
         AddRows(quads, in, op.norm.z, v, rank * values, values);
     }
-    CopyQuads(quads, [&] {
-      if (rank >= KBlocks()) return;
+    if (rank < KBlocks()) {
       const WeightRow b = RowOf(in, op.gates.b, 0, first_value);
       const WeightRow a = RowOf(in, op.gates.a, 0, first_value);
-      Copy(*b.weight, b.row, rank, kMaxValueHeads, 1, kGatesAt);
-      Copy(*a.weight, a.row, rank, kMaxValueHeads, 1, kGatesAt + kMaxValueHeads * kBoxK * 2);
-    });
+      NextSlot();
+      Copy(*b.weight, b.row, rank, kMaxValueHeads, 1, kToGates);
+      Copy(*a.weight, a.row, rank, kMaxValueHeads, 1, kToGates + kMaxValueHeads * kBoxK * 2);
+    }
+    CopyQuads(quads);
     s_.commands.push_back({layer, 0, kCopyState, 0, 0});
     CopySlice(ops.out->gemv.weight, rank, first_value * h.value_dim / kBoxK,
               share.heads * h.heads_per_key * h.value_dim / kBoxK);
@@ -218,7 +218,7 @@ class Scheduler {
     }
     AddRows(quads, *ops.in, op.update.k, kv_head, rank * rows, rows);
     AddRows(quads, *ops.in, op.update.v, kv_head, rank * rows, rows);
-    CopyQuads(quads, [] {});
+    CopyQuads(quads);
     s_.commands.push_back({layer, 0, kCopyCache, 0, 0});
     CopySlice(ops.out->gemv.weight, rank, share.first_head * h.head_dim / kBoxK,
               share.heads * h.head_dim / kBoxK);
@@ -232,7 +232,7 @@ class Scheduler {
       quads.push_back({&ops.gate_up->gate.weight, first + i});
       quads.push_back({&ops.gate_up->up.weight, first + i});
     }
-    CopyQuads(quads, [] {});
+    CopyQuads(quads);
     CopySlice(ops.down->gemv.weight, rank, share.first_unit, share.units);
   }
 

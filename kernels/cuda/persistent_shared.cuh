@@ -35,7 +35,7 @@ constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 // arrive in any order, though never more than two at a time: a group that has had its last slot two
 // turns ago knows that the one four turns ago has arrived, and so which turn a barrier counts.
 template <int B>
-constexpr int kRingSlots = B == 1 ? 5 : 4;
+constexpr int kRingSlots = B == 1 ? 6 : B == 2 ? 5 : 4;
 
 // Linear attention: a rank's columns of a head's recurrent state come through the ring too, those of
 // as many rows of x as fit in a slot.
@@ -56,7 +56,7 @@ __device__ __forceinline__ int StateRow(const StepArguments& a, int slot, const 
 // Attention: keys and values come through the ring, so many positions of a head of D in a slot.
 template <int D>
 constexpr int kSlotPositions = kSlotBytes / (4 * D);
-constexpr int kPartialFloats = 256 * kMaxPassHeads;  // of a warp
+constexpr int kPartialFloats = 256;  // of a warp and a head
 
 // A rank's part of a sequence, and who has its last position.
 struct SequencePart {
@@ -70,13 +70,20 @@ __device__ __forceinline__ SequencePart PartOf(int last, int rank) {
 template <int B>
 struct StepShared {
   static constexpr int kPartStride = kTilesAtOnce * kTile * B;
-  static constexpr int kPartFloats =
-      std::max(kGroupWarps * kPartStride, kStepWarps * kPartialFloats);
+  static constexpr int kHeadsAtOnce = B <= 2 ? 1 : kMaxPassHeads;  // that are merged
 
-  // Activations as columns of a product: the high and the low bf16 half of each row.
-  alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
-  bf16 slice[2 * B][kMaxSliceK + 8];                   // what the mixer or the MLP made
-  alignas(16) float mixer[B][kMixerFloats];            // heads, each from all ranks
+  alignas(1024) bf16 gate_weights[2 * kMaxValueHeads * kBoxK];
+  union {
+    struct {
+      // Activations as columns of a product: the high and the low bf16 half of each row.
+      alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
+      bf16 slice[2 * B][kMaxSliceK + 8];                   // what the mixer or the MLP made
+      alignas(16) float mixer[B][kMixerFloats];            // heads, each from all ranks
+    };
+    // While a block attends to a row, once it has that row's queries: of the others only the next
+    // rows' parts of the mixer are in use.
+    alignas(16) float partials[kHeadsAtOnce][kStepWarps][kPartialFloats];
+  };
   alignas(16) float kept[B][kTilesAtOnce * kTile];     // this rank's rows of a mixer's projection
   float squares[B][kRanks];                            // each rank's part of the norm's sum
   float norm_factor[B];
@@ -91,7 +98,7 @@ struct StepShared {
     struct {
       float2 softmax[B][kMaxPassHeads][kRanks];                 // each rank's largest score and sum
       alignas(16) float attended[B][kMaxPassHeads][kRanks][16];  // this rank's dimensions
-      float2 partials[kStepWarps][kMaxPassHeads][4];
+      float2 partials[kHeadsAtOnce][kStepWarps][4];  // each warp's largest score and sum
       alignas(16) float norms[2][256];  // queries', keys'
     } attention;
   };
@@ -100,12 +107,13 @@ struct StepShared {
   alignas(16) float sin[B][kMaxRotaryHalf];
   int page_rows[B][kCachedPages];  // where this rank's part of the sequence begins in the pages
   int position[B], slot[B];
-  alignas(16) float parts[kPartFloats];                       // of products; of attention
+  alignas(16) float parts[kGroupWarps * kPartStride];         // of products
   alignas(16) bf16 outgoing[2 * B][kMaxStepHidden / kRanks];  // to every rank
   alignas(16) float own_squares[B][kStepWarps];
   unsigned long long keys[B][kStepWarps];
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
   uint64_t stream_ready, slice_ready, mixer_ready, merge_ready, inputs_ready;
+  uint64_t gates_full, gates_empty;
 };
 
 // A float as two bf16, the second what the first lacks.

@@ -29,6 +29,7 @@ struct Copier {
   int slot = -1, copied = -kSlotsInFlight - 1;
   uint32_t parity = 1, copied_parity = 1;  // an untouched barrier passes for the phase before its
                                            // first
+  uint32_t gates_parity = 1;
   bool has_inputs = false;
 
   __device__ __forceinline__ void NextSlot(int bytes) {
@@ -130,10 +131,20 @@ struct Copier {
           __syncwarp();
           continue;
         }
-        if (bytes > 0) NextSlot(bytes);
+        const bool gates = offset >= kToGates;
+        if (gates && bytes > 0) {
+          Patience patience;
+          while (!TryBarrier(&shared.gates_empty, gates_parity)) patience.Try();
+          gates_parity ^= 1;
+          if (lane == 0) ArriveExpecting(&shared.gates_full, bytes);
+        } else if (bytes > 0) {
+          NextSlot(bytes);
+        }
         if (lane == 0)
-          CopyBox(SharedAddress(ring + slot * kSlotStride + offset), a.maps + map, row,
-                  place & 0xffff, shared.full + slot, policy);
+          CopyBox(gates ? SharedAddress(shared.gate_weights) + offset - kToGates
+                        : SharedAddress(ring + slot * kSlotStride + offset),
+                  a.maps + map, row, place & 0xffff,
+                  gates ? &shared.gates_full : shared.full + slot, policy);
       }
     }
   }
@@ -178,7 +189,7 @@ struct Mlp {
     block.AwaitStream();
     if (share.units == 0) return;
     block.template MultiplyStream<4, kTilesAtOnce>(
-        2 * columns, [](const char*) {},
+        2 * columns, [] {},
         [&](const float* parts, int, int) {
           const int b = threadIdx.x % B;
           const float factor = shared.norm_factor[b];
@@ -215,7 +226,7 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
   SampleKey best = kNoKey;
   block.AwaitStream();
   block.template MultiplyStream<1, kTilesAtOnce / 2>(
-      tiles * kTile, [](const char*) {},
+      tiles * kTile, [] {},
       [&](const float* parts, int first, int count) {
         const float factor = block.shared.norm_factor[b];
 #pragma unroll 1
@@ -337,7 +348,8 @@ __global__ void __launch_bounds__(kStepBlock, 1)
       InitBarrier(shared.empty + i, kStepWarps);
     }
     for (uint64_t* b : {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready,
-                        &shared.merge_ready, &shared.inputs_ready}) {
+                        &shared.merge_ready, &shared.inputs_ready, &shared.gates_full,
+                        &shared.gates_empty}) {
       InitBarrier(b, 1);
     }
     FenceBarrierInit();
