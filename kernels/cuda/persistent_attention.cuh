@@ -218,7 +218,6 @@ struct AttentionMixer {
       }
     }
     // Each warp's sums of some heads, then their merger.
-    constexpr int kHeadsAtOnce = StepShared<B>::kHeadsAtOnce;
     static_assert(B == 1 || sizeof(shared.partials) <= sizeof(shared.stream) + sizeof(shared.slice));
 #pragma unroll
     for (int h = 0; h < kHeads; h += kHeadsAtOnce) {
@@ -230,47 +229,55 @@ struct AttentionMixer {
       Spread(b, h);
     }
   }
+  static constexpr int kHeadsAtOnce = D < 256 ? kHeads : StepShared<B>::kHeadsAtOnce;
 
-  __device__ __forceinline__ void PutPartial(int i, const Softmax<kPer>& sums) {
-    float* mine = shared.partials[i][block.warp] + block.lane * kPer;
+  // A warp's sums of one head; positions side by side are added up first.
+  __device__ __forceinline__ void PutPartial(int i, Softmax<kPer>& sums) {
 #pragma unroll
-    for (int j = 0; j < kPer; j += 4)
-      *reinterpret_cast<float4*>(mine + j) = make_float4(sums.values[j], sums.values[j + 1],
-                                                         sums.values[j + 2], sums.values[j + 3]);
-    if (block.lane % kLanes == 0)
-      shared.attention.partials[i][block.warp][sub] = make_float2(sums.largest, sums.sum);
+    for (int offset = kWarp / 2; offset >= kLanes; offset /= 2) {
+      const float most =
+          fmaxf(sums.largest, __shfl_xor_sync(kFullMask, sums.largest, offset));
+      if (most != -INFINITY) Rescale(sums, most);  // the same in both lanes
+      __syncwarp();
+      sums.sum += __shfl_xor_sync(kFullMask, sums.sum, offset);
+#pragma unroll
+      for (float& v : sums.values) v += __shfl_xor_sync(kFullMask, v, offset);
+    }
+    if (sub != 0) return;
+    StoreFloats(shared.partials + (i * kStepWarps + block.warp) * D + at, sums.values);
+    if (at == 0)
+      shared.attention.partials[i][block.warp] = make_float2(sums.largest, sums.sum);
   }
 
   // The warps' sums of heads from `first` on, merged, to the ranks that have their dimensions.
   __device__ __forceinline__ void Spread(int b, int first) {
-    constexpr int kThreads = D / 4;  // of a head
-    const int local = threadIdx.x / kThreads, head = first + local;
-    const int dim = threadIdx.x % kThreads * 4;
-    if (local >= StepShared<B>::kHeadsAtOnce || head >= share.heads) return;
-    const auto& partials = shared.attention.partials[local];
-    float most = -INFINITY;
+    constexpr int kWarps = D / kWarp;  // of a head
+#pragma unroll 1
+    for (int item = block.warp; item < kHeadsAtOnce * kWarps; item += kStepWarps) {
+      const int local = item / kWarps, head = first + local;
+      if (head >= share.heads) return;
+      const int dim = item % kWarps * kWarp + block.lane;
+      const float2 partial = shared.attention.partials[local][block.lane % kStepWarps];
+      float most = partial.x;
 #pragma unroll
-    for (int i = 0; i < kSpan; ++i) most = fmaxf(most, partials[i / kSub][i % kSub].x);
-    float sum = 0.0f;
-    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < kSpan; ++i) {
-      const float2 partial = partials[i / kSub][i % kSub];
+      for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
+        most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
       const float factor = partial.x == -INFINITY ? 0.0f : __expf(partial.x - most);
-      const float4 v =
-          *reinterpret_cast<const float4*>(shared.partials[local][i / kSub] + i % kSub * D + dim);
-      sum = fmaf(factor, partial.y, sum);
-      value = {fmaf(factor, v.x, value.x), fmaf(factor, v.y, value.y),
-               fmaf(factor, v.z, value.z), fmaf(factor, v.w, value.w)};
+      float sum = factor * partial.y, value = 0.0f;
+#pragma unroll
+      for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
+        sum += __shfl_xor_sync(kFullMask, sum, offset);
+      const float* values = shared.partials + local * kStepWarps * D + dim;
+#pragma unroll
+      for (int i = 0; i < kStepWarps; ++i)
+        value = fmaf(__shfl_sync(kFullMask, factor, i), values[i * D], value);
+      const uint32_t to_rank = Mapped(&shared, dim / kRows) - SharedAddress(&shared);
+      Send(SharedAddress(&shared.attention.attended[b][head][block.rank][dim % kRows]) + to_rank,
+           SharedAddress(&shared.merge_ready) + to_rank, __float_as_uint(value));
+      if (dim < kRanks)
+        Send(block.Peer(&shared.attention.softmax[b][head][block.rank]),
+             block.Peer(&shared.merge_ready), __float_as_uint(most), __float_as_uint(sum));
     }
-    const uint32_t to_rank = Mapped(&shared, dim / kRows) - SharedAddress(&shared);
-    Send(SharedAddress(&shared.attention.attended[b][head][block.rank][dim % kRows]) + to_rank,
-         SharedAddress(&shared.merge_ready) + to_rank,
-         make_uint4(__float_as_uint(value.x), __float_as_uint(value.y), __float_as_uint(value.z),
-                    __float_as_uint(value.w)));
-    if (dim / 4 < kRanks)
-      Send(block.Peer(&shared.attention.softmax[b][head][block.rank]),
-           block.Peer(&shared.merge_ready), __float_as_uint(most), __float_as_uint(sum));
   }
 
   // This rank's dimensions of every head, gated, to every rank. A warp has a row of x.

@@ -56,7 +56,6 @@ __device__ __forceinline__ int StateRow(const StepArguments& a, int slot, const 
 // Attention: keys and values come through the ring, so many positions of a head of D in a slot.
 template <int D>
 constexpr int kSlotPositions = kSlotBytes / (4 * D);
-constexpr int kPartialFloats = 256;  // of a warp and a head
 
 // A rank's part of a sequence, and who has its last position.
 struct SequencePart {
@@ -70,7 +69,8 @@ __device__ __forceinline__ SequencePart PartOf(int last, int rank) {
 template <int B>
 struct StepShared {
   static constexpr int kPartStride = kTilesAtOnce * kTile * B;
-  static constexpr int kHeadsAtOnce = B <= 2 ? 1 : kMaxPassHeads;  // that are merged
+  // Heads of 256 whose sums are merged at once; of smaller ones, all.
+  static constexpr int kHeadsAtOnce = B <= 2 ? 1 : kMaxPassHeads;
 
   alignas(1024) bf16 gate_weights[2 * kMaxValueHeads * kBoxK];
   union {
@@ -82,7 +82,7 @@ struct StepShared {
     };
     // While a block attends to a row, once it has that row's queries: of the others only the next
     // rows' parts of the mixer are in use.
-    alignas(16) float partials[kHeadsAtOnce][kStepWarps][kPartialFloats];
+    alignas(16) float partials[kHeadsAtOnce * kStepWarps * 256];
   };
   alignas(16) float kept[B][kTilesAtOnce * kTile];     // this rank's rows of a mixer's projection
   float squares[B][kRanks];                            // each rank's part of the norm's sum
@@ -98,7 +98,7 @@ struct StepShared {
     struct {
       float2 softmax[B][kMaxPassHeads][kRanks];                 // each rank's largest score and sum
       alignas(16) float attended[B][kMaxPassHeads][kRanks][16];  // this rank's dimensions
-      float2 partials[kHeadsAtOnce][kStepWarps][4];  // each warp's largest score and sum
+      float2 partials[kMaxPassHeads][kStepWarps];  // each warp's largest score and sum
       alignas(16) float norms[2][256];  // queries', keys'
     } attention;
   };
