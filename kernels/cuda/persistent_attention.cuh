@@ -137,27 +137,38 @@ struct AttentionMixer {
     }
   }
 
-  // Positions with their scores, -inf where there is none, and values.
-  template <int N>
-  __device__ __forceinline__ static void Add(Softmax<kPer>& sums, const float (&scores)[N],
-                                             const float (&values)[N][kPer]) {
-    float most = sums.largest;
-#pragma unroll
-    for (int i = 0; i < N; ++i) most = fmaxf(most, scores[i]);
-    if (most == -INFINITY) return;
-    Rescale(sums, most);
-#pragma unroll
-    for (int i = 0; i < N; ++i) AddPosition(sums, scores[i], values[i]);
-  }
-
-  // This lane's positions of a slot, every kSpan-th from the first, for all heads.
+  // This lane's positions of a slot are every kSpan-th from its first. Of their scores for all heads
+  // each lane ends up with one, that of my_position for a head, and does for the warp what is to be
+  // done with it.
   static constexpr int kSpan = kStepWarps * kSub;
   static_assert(kSlotPositions<D> == kSpan * kAtOnce);
+  static constexpr int kScores = kHeads * kAtOnce, kLanesEach = kLanes / kScores;
+  const int my_position = block.lane % kLanes / kLanesEach % kAtOnce;
+
+  // From the lane, among those with the same positions, that has a score.
+  __device__ __forceinline__ float FromScore(float v, int score) const {
+    return __shfl_sync(kFullMask, v, sub * kLanes + score * kLanesEach);
+  }
+  // Over the scores of one head.
+  template <typename Combine>
+  __device__ __forceinline__ static float OverPositions(float v, Combine combine) {
+#pragma unroll
+    for (int offset = kLanesEach; offset < kAtOnce * kLanesEach; offset *= 2)
+      v = combine(v, __shfl_xor_sync(kFullMask, v, offset));
+    return v;
+  }
+
+  // Largest score of this lane's head and the sum of exponentials of its own scores; the values of
+  // all heads.
+  struct Sums {
+    float largest = -INFINITY, sum = 0.0f;
+    float values[kHeads][kPer] = {};
+  };
+
   __device__ __forceinline__ void AttendTo(const char* slot, int count,
-                                           const float (&q)[kHeads][kPer],
-                                           Softmax<kPer> (&sums)[kHeads]) const {
+                                           const float (&q)[kHeads][kPer], Sums& sums) const {
     const int first = block.warp * kSub + sub;
-    float scores[kHeads][kAtOnce], values[kAtOnce][kPer];
+    float scores[kScores], values[kAtOnce][kPer];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int position = min(first + i * kSpan, count - 1);
@@ -172,22 +183,29 @@ struct AttentionMixer {
         values[i][j] = v[j];
       }
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) scores[h][i] = Dot(q[h], keys);
+      for (int h = 0; h < kHeads; ++h) scores[h * kAtOnce + i] = Dot(q[h], keys);
     }
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-        for (float& score : scores[h]) score += __shfl_xor_sync(kFullMask, score, offset);
-      }
-    }
+    float score = SumHalves<kScores, kLanes / 2, 1>(scores, block.lane);
+    if (first + my_position * kSpan >= count) score = -INFINITY;
+    const float most =
+        fmaxf(sums.largest, OverPositions(score, [](float a, float b) { return fmaxf(a, b); }));
+    const bool none = most == -INFINITY;
+    const float p = none ? 0.0f : __expf(score - most);
+    const float old = none ? 0.0f : __expf(sums.largest - most);
+    sums.largest = most;
+    sums.sum = fmaf(sums.sum, old, p);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
+      const float rescale = FromScore(old, h * kAtOnce);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        scores[h][i] = first + i * kSpan < count ? scores[h][i] : -INFINITY;
-      Add(sums[h], scores[h], values);
+      for (float& v : sums.values[h]) v *= rescale;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = FromScore(p, h * kAtOnce + i);
+#pragma unroll
+        for (int j = 0; j < kPer; ++j)
+          sums.values[h][j] = fmaf(weight, values[i][j], sums.values[h][j]);
+      }
     }
   }
 
@@ -196,26 +214,37 @@ struct AttentionMixer {
     const SequencePart part = Part(b);
     const int positions = min(part.end, shared.position[b]) - part.begin;
     float q[kHeads][kPer];
-    Softmax<kPer> sums[kHeads];
+    Sums of_lanes;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h)
       LoadFloats(q[h], shared.mixer[b] + min(h, share.heads - 1) * D + at);
 #pragma unroll 1
     for (int first = 0; first < positions; first += kSlotPositions<D>) {
-      AttendTo(block.AwaitSlot(), min(positions - first, kSlotPositions<D>), q, sums);
+      AttendTo(block.AwaitSlot(), min(positions - first, kSlotPositions<D>), q, of_lanes);
       block.ReleaseSlot(block.slot, 1);
       block.SkipSlots(1);
     }
+    Softmax<kPer> sums[kHeads];
+    of_lanes.sum = OverPositions(of_lanes.sum, [](float a, float b) { return a + b; });
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      sums[h].largest = FromScore(of_lanes.largest, h * kAtOnce);
+      sums[h].sum = FromScore(of_lanes.sum, h * kAtOnce);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) sums[h].values[j] = of_lanes.values[h][j];
+    }
     if (part.owner == block.rank && block.warp == kStepWarps - 1) {
-      float key[kPer], value[1][kPer];
+      float key[kPer], value[kPer];
       LoadFloats(key, shared.mixer[b] + share.heads * D + at);
-      LoadFloats(value[0], shared.mixer[b] + (share.heads + 1) * D + at);
+      LoadFloats(value, shared.mixer[b] + (share.heads + 1) * D + at);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         const float score = HeadSum(Dot(q[h], key));
-        const float scores[1] = {sub == 0 ? score : -INFINITY};
-        Add(sums[h], scores, value);
+        if (sub != 0) continue;
+        Rescale(sums[h], fmaxf(sums[h].largest, score));
+        AddPosition(sums[h], score, value);
       }
+      __syncwarp();
     }
     // Each warp's sums of some heads, then their merger.
     static_assert(B == 1 || sizeof(shared.partials) <= sizeof(shared.stream) + sizeof(shared.slice));

@@ -154,6 +154,10 @@ TEST_P(Schedule, CopiesEveryWeightOnceForWhoeverMultipliesIt) {
         ++markers[c.map];
         continue;
       }
+      if (c.map < 0) {  // what the block works on besides weights
+        marked.push_back({c.row, c.map});
+        continue;
+      }
       const BoxMap& map = s.maps[c.map];
       const int bytes = map.rows * map.k_blocks * kBoxK * 2;
       if (c.bytes > 0) {
