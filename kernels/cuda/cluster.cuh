@@ -63,8 +63,8 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap* map, int
 }
 
 // A box of a matrix of floats, and back. What has been written there before a store needs
-// FenceForCopies by its writers; the shared memory is free again after AwaitStoresRead by the thread
-// that stored.
+// FenceForCopies by its writers; the shared memory is free again after AwaitStoresRead by the
+// thread that stored.
 __device__ __forceinline__ void CopyTile(uint32_t to, const CUtensorMap* map, int column, int row,
                                          uint64_t* barrier) {
   asm volatile(
@@ -136,9 +136,9 @@ __device__ __forceinline__ void PrefetchLine(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// Waits for bytes from the cluster. They land in this block's shared memory, which no cache holds, so
-// the wait acquires in the block's scope: in the cluster's scope it would also empty the L1 cache,
-// which costs more than everything else in an exchange.
+// Waits for bytes from the cluster. They land in this block's shared memory, which no cache holds,
+// so the wait acquires in the block's scope: in the cluster's scope it would also empty the L1
+// cache, which costs more than everything else in an exchange.
 __device__ __forceinline__ void WaitForCluster(uint64_t* barrier, uint32_t parity) {
   Patience patience;
   while (!TryBarrier(barrier, parity)) patience.Try();

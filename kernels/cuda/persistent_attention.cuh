@@ -1,12 +1,11 @@
 // The persistent step's attention layers: projection, head norms, rotation, cache write and
 // attention, in one cluster from its query heads' projections to their part of the output. A
 // cluster's query heads share one key-value head, whose keys and values every cluster that needs
-// them projects for itself. Each rank attends to its part of the sequence; then each merges its part
-// of the dimensions.
+// them projects for itself. Each rank attends to its part of the sequence; then each merges its
+// part of the dimensions.
 #pragma once
 
-#include "kernels/cuda/attention_head.cuh"
-#include "kernels/cuda/persistent_block.cuh"
+#include "kernels/cuda/persistent_heads.cuh"
 
 namespace qwend::cuda {
 
@@ -17,16 +16,15 @@ struct AttentionMixer {
   const StepShape& shape = block.a.shape;
   StepShared<B>& shared = block.shared;
 
-  static constexpr int kRows = D / kRanks;     // of a head, this rank's
-  static constexpr int kPer = 8;               // elements of a head, a lane's
-  static constexpr int kLanes = D / kPer;      // that have a head's vector
-  static constexpr int kSub = kWarp / kLanes;  // positions side by side in a warp
-  static constexpr int kAtOnce = 4;            // positions of a lane
+  using Lanes = HeadLanes<D>;
+  static constexpr int kPer = Lanes::kPer, kLanes = Lanes::kLanes, kSub = Lanes::kSub;
+  static constexpr int kRows = D / kRanks;  // of a head, this rank's
+  static constexpr int kAtOnce = 4;         // positions of a lane
   static constexpr int kHeads = kMaxPassHeads;
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
-  const int sub = block.lane / kLanes, at = block.lane % kLanes * kPer;
+  const int sub = Lanes::Sub(), at = Lanes::At();
 
   __device__ __forceinline__ SequencePart Part(int b) const {
     return PartOf(shared.position[b], block.rank);
@@ -41,105 +39,9 @@ struct AttentionMixer {
     return (i < kRows ? layer.k_bias : layer.v_bias)[kv_head * D + mine + i % kRows];
   }
 
-  // Over the lanes that share a head's vector.
-  __device__ __forceinline__ static float HeadSum(float v) {
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2)
-      v += __shfl_xor_sync(kFullMask, v, offset);
-    return v;
-  }
-
-  __device__ __forceinline__ void LoadFloats(float (&x)[kPer], const float* from) const {
-#pragma unroll
-    for (int i = 0; i < kPer; i += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(from + i);
-      x[i] = v.x;
-      x[i + 1] = v.y;
-      x[i + 2] = v.z;
-      x[i + 3] = v.w;
-    }
-  }
-
-  // Norm and rotation of a head whose elements from `at` on are this lane's.
-  __device__ __forceinline__ void Prepare(float (&x)[kPer], int b, bool query) const {
-    if (shape.head_norms) {
-      float square = 0.0f, weight[kPer];
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) square = fmaf(x[i], x[i], square);
-      const float inverse = rsqrtf(HeadSum(square) / D + shape.head_norm_eps);
-      LoadFloats(weight, shared.attention.norms[query ? 0 : 1] + at);
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) x[i] *= inverse * weight[i];
-    }
-    const int half = shape.rotary_half;  // kPer times a power of two
-    float cos[kPer], sin[kPer];
-    LoadFloats(cos, shared.cos[b] + (at & (half - 1)));
-    LoadFloats(sin, shared.sin[b] + (at & (half - 1)));
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-      const float other = __shfl_xor_sync(kFullMask, x[i], half / kPer);
-      if (at < 2 * half) x[i] = fmaf(x[i], cos[i], other * (at < half ? -sin[i] : sin[i]));
-    }
-  }
-
-  __device__ __forceinline__ void StoreFloats(float* to, const float (&x)[kPer]) const {
-    if (sub != 0) return;
-#pragma unroll
-    for (int i = 0; i < kPer; i += 4)
-      *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-  }
-
-  // Rounded as the cache keeps it.
-  __device__ __forceinline__ static Packed<kPer> Round(float (&x)[kPer]) {
-    Packed<kPer> packed;
-#pragma unroll
-    for (int i = 0; i < kPer; i += 2) {
-      const __nv_bfloat162 two = __floats2bfloat162_rn(x[i], x[i + 1]);
-      packed.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two);
-    }
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) x[i] = packed[i];
-    return packed;
-  }
-
-  // Each head once for the block, in place: queries normed, rotated and scaled; the newest key and
-  // value as the cache keeps them, by the rank that has their position. The first cluster of a
-  // group writes the cache.
-  __device__ __forceinline__ void PrepareHeads(const StepLayer& layer) const {
-#pragma unroll 1
-    for (int item = block.warp; item < B * (share.heads + 1); item += kStepWarps) {
-      const int b = item % B, head = item / B;
-      const bool query = head < share.heads;
-      const SequencePart part = Part(b);
-      if (!query && part.owner != block.rank) continue;
-      float* from = shared.mixer[b] + head * D + at;
-      float x[kPer];
-      LoadFloats(x, from);
-      Prepare(x, b, query);
-      if (query) {
-#pragma unroll
-        for (int i = 0; i < kPer; ++i) x[i] *= shape.attention_scale;
-        StoreFloats(from, x);
-        continue;
-      }
-      float value[kPer];
-      LoadFloats(value, from + D);
-      const Packed<kPer> k = Round(x), v = Round(value);
-      StoreFloats(from, x);
-      StoreFloats(from + D, value);
-      if (sub != 0 || share.first_head % shape.group != 0) continue;
-      const int64_t to =
-          CacheRow(block.a, shared, b, kv_head, part.begin, shared.position[b]) * D + at;
-      *reinterpret_cast<uint4*>(Global(layer.k_pages) + to) =
-          make_uint4(k.pairs[0], k.pairs[1], k.pairs[2], k.pairs[3]);
-      *reinterpret_cast<uint4*>(Global(layer.v_pages) + to) =
-          make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
-    }
-  }
-
-  // This lane's positions of a slot are every kSpan-th from its first. Of their scores for all heads
-  // each lane ends up with one, that of my_position for a head, and does for the warp what is to be
-  // done with it.
+  // This lane's positions of a slot are every kSpan-th from its first. Of their scores for all
+  // heads each lane ends up with one, that of my_position for a head, and does for the warp what is
+  // to be done with it.
   static constexpr int kSpan = kStepWarps * kSub;
   static_assert(kSlotPositions<D> == kSpan * kAtOnce);
   static constexpr int kScores = kHeads * kAtOnce, kLanesEach = kLanes / kScores;
@@ -239,7 +141,7 @@ struct AttentionMixer {
       LoadFloats(value, shared.mixer[b] + (share.heads + 1) * D + at);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        const float score = HeadSum(Dot(q[h], key));
+        const float score = Lanes::Sum(Dot(q[h], key));
         if (sub != 0) continue;
         Rescale(sums[h], fmaxf(sums[h].largest, score));
         AddPosition(sums[h], score, value);
@@ -247,7 +149,8 @@ struct AttentionMixer {
       __syncwarp();
     }
     // Each warp's sums of some heads, then their merger.
-    static_assert(B == 1 || sizeof(shared.partials) <= sizeof(shared.stream) + sizeof(shared.slice));
+    static_assert(B == 1 ||
+                  sizeof(shared.partials) <= sizeof(shared.stream) + sizeof(shared.slice));
 #pragma unroll
     for (int h = 0; h < kHeads; h += kHeadsAtOnce) {
       if (h >= share.heads) continue;
@@ -264,8 +167,7 @@ struct AttentionMixer {
   __device__ __forceinline__ void PutPartial(int i, Softmax<kPer>& sums) {
 #pragma unroll
     for (int offset = kWarp / 2; offset >= kLanes; offset /= 2) {
-      const float most =
-          fmaxf(sums.largest, __shfl_xor_sync(kFullMask, sums.largest, offset));
+      const float most = fmaxf(sums.largest, __shfl_xor_sync(kFullMask, sums.largest, offset));
       if (most != -INFINITY) Rescale(sums, most);  // the same in both lanes
       __syncwarp();
       sums.sum += __shfl_xor_sync(kFullMask, sums.sum, offset);
@@ -274,8 +176,7 @@ struct AttentionMixer {
     }
     if (sub != 0) return;
     StoreFloats(shared.partials + (i * kStepWarps + block.warp) * D + at, sums.values);
-    if (at == 0)
-      shared.attention.partials[i][block.warp] = make_float2(sums.largest, sums.sum);
+    if (at == 0) shared.attention.partials[i][block.warp] = make_float2(sums.largest, sums.sum);
   }
 
   // The warps' sums of heads from `first` on, merged, to the ranks that have their dimensions.
@@ -335,8 +236,8 @@ struct AttentionMixer {
         float x = 0.0f;
 #pragma unroll
         for (int r = 0; r < kRanks; ++r)
-          x = fmaf(shared.attention.softmax[b][head][r].x,
-                   shared.attention.attended[b][head][r][i], x);
+          x = fmaf(shared.attention.softmax[b][head][r].x, shared.attention.attended[b][head][r][i],
+                   x);
         if (shape.gated) x *= QuickSigmoid(shared.kept[b][head * query_rows + kRows + i]);
         const Halves v(x);
         shared.outgoing[2 * b][block.lane] = v.high;
@@ -346,8 +247,8 @@ struct AttentionMixer {
 #pragma unroll 1
       for (int j = 0; j < share.heads * kRows; j += kVector) {
         const bf16* from = &shared.outgoing[2 * b + column][j];
-        const uint32_t to = block.Peer(&shared.slice[2 * b + column][j / kRows * D +
-                                                                     block.rank * kRows + j % kRows]);
+        const uint32_t to = block.Peer(
+            &shared.slice[2 * b + column][j / kRows * D + block.rank * kRows + j % kRows]);
         if constexpr (kVector == 8) {
           Send(to, ready, *reinterpret_cast<const uint4*>(from));
         } else {
@@ -394,9 +295,8 @@ struct AttentionMixer {
           block.template SendHeads<D>(
               share.heads + 2,
               [&](int head) {
-                return head < share.heads
-                           ? head * query_rows
-                           : share.heads * query_rows + (head - share.heads) * kRows;
+                return head < share.heads ? head * query_rows
+                                          : share.heads * query_rows + (head - share.heads) * kRows;
               },
               [&](int b, int head) { return head < share.heads ? -1 : Part(b).owner; });
         });
@@ -408,7 +308,7 @@ struct AttentionMixer {
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += Part(b).owner == block.rank ? 2 * D * 4 : 0;
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
-    PrepareHeads(layer);
+    HeadPreparer<B, D>{block, share}.Prepare(layer);
     block.Sync();
 #pragma unroll 1
     for (int b = 0; b < B; ++b) Attend(b);

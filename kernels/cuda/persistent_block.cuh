@@ -2,8 +2,7 @@
 // weights with the activations that its cluster has sent, and the residual stream between clusters.
 #pragma once
 
-#include "kernels/cuda/mma.cuh"
-#include "kernels/cuda/persistent_shared.cuh"
+#include "kernels/cuda/persistent_tiles.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace qwend::cuda {
@@ -154,7 +153,8 @@ struct StepBlock {
 #pragma unroll
     for (int i = 0; i < kStreamSpan; ++i) {
       const int row = StreamRow(i);
-      w.v[i] = row < stream_rows ? a.shape.norm_offset + Global(norm)[rank * stream_rows + row] : 0.0f;
+      w.v[i] =
+          row < stream_rows ? a.shape.norm_offset + Global(norm)[rank * stream_rows + row] : 0.0f;
     }
     return w;
   }
@@ -224,50 +224,6 @@ struct StepBlock {
     Await(&shared.stream_ready, stream_parity, B * (a.shape.hidden * 4 + kRanks * 4));
   }
 
-  // 64 elements of K of all columns, as the product's second operand.
-  using Columns = uint32_t[kColumnTiles<B>][4][2];
-  __device__ __forceinline__ void LoadColumns(Columns& x, const bf16* columns, int stride,
-                                              int k) const {
-#pragma unroll
-    for (int n = 0; n < kColumnTiles<B>; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        uint32_t r[4];
-        LoadMatrix4(
-            r, columns + (8 * n + lane % 8) % (2 * B) * stride + k + i * 32 + lane / 8 * 8);
-        x[n][2 * i][0] = r[0];
-        x[n][2 * i][1] = r[1];
-        x[n][2 * i + 1][0] = r[2];
-        x[n][2 * i + 1][1] = r[3];
-      }
-    }
-  }
-
-  // 16 rows of a weight times 64 elements of K, added to `c`; `row` is where this lane's row of the
-  // tile begins. Four sums run side by side.
-  using Weights64 = uint32_t[4][4];
-  using Sums = float[kColumnTiles<B>][4][4];
-  __device__ __forceinline__ void LoadTile(Weights64& w, const char* row) const {
-    const uint32_t swizzle = SharedAddress(row) >> 7 & 7;
-#pragma unroll
-    for (int s = 0; s < 4; ++s) LoadMatrix4(w[s], row + ((2 * s + lane / 16) ^ swizzle) * 16);
-  }
-  __device__ __forceinline__ void MultiplyTile(Sums& c, const Weights64& w,
-                                               const Columns& x) const {
-#pragma unroll
-    for (int n = 0; n < kColumnTiles<B>; ++n) {
-#pragma unroll
-      for (int s = 0; s < 4; ++s) MmaBf16(c[n][s], w[s], x[n][s][0], x[n][s][1]);
-    }
-  }
-  // Lane (g, t) has the sums of rows g and g + 8 for row t of x, of four rows from 4 * n on.
-  __device__ __forceinline__ float2 Total(const float (&c)[4][4]) const {
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = (c[0][i] + c[1][i]) + (c[2][i] + c[3][i]);
-    return make_float2(v[0] + v[1], v[2] + v[3]);
-  }
-
   // Leaves a tile's sums of this lane among the parts.
   __device__ __forceinline__ void PutParts(float* parts, int part, int row, int n,
                                            float2 sums) const {
@@ -302,11 +258,12 @@ struct StepBlock {
   // parts alternate; otherwise finish must end with a barrier after it has read them.
   template <int Boxes, int AtOnce, typename Before, typename Finish>
   __device__ __forceinline__ void MultiplyStream(int rows, Before before, Finish finish) {
-    Columns x[kBlocksOfWarp];
+    Columns<B> x[kBlocksOfWarp];
 #pragma unroll
     for (int i = 0; i < kBlocksOfWarp; ++i) {
       const int block = quarter + i * kGroupWarps;
-      if (block < k_blocks) LoadColumns(x[i], shared.stream[0], kMaxStepHidden + 8, block * kBoxK);
+      if (block < k_blocks)
+        LoadColumns<B>(x[i], shared.stream[0], kMaxStepHidden + 8, block * kBoxK);
     }
     NormFactors();
     before();
@@ -319,13 +276,13 @@ struct StepBlock {
       float* parts = shared.parts + first % (kTilesAtOnce * kTile) * B;
       const int count = min(rows - first, AtOnce * kTile), tiles = CeilDiv(count, kTile);
       ForOwnSlots(tiles, [&](int tile, const char* weights) {
-        Sums c = {};
+        Sums<B> c = {};
 #pragma unroll
         for (int i = 0; i < kBlocksOfWarp; ++i) {
           if (quarter + i * kGroupWarps >= k_blocks) continue;
           Weights64 w;
           LoadTile(w, weights + at + i * kGroupWarps * kBoxRows * 128);
-          MultiplyTile(c, w, x[i]);
+          MultiplyTile<B>(c, w, x[i]);
         }
 #pragma unroll
         for (int n = 0; n < kColumnTiles<B>; ++n)
@@ -348,15 +305,15 @@ struct StepBlock {
 #pragma unroll
       for (int first = 0; first < kSlotBlocks; first += Run) {
         if (first >= count || quarter * kTile >= stream_rows) continue;
-        Sums c = {};
+        Sums<B> c = {};
 #pragma unroll
         for (int j = first; j < first + Run; ++j) {
           if (j >= count) continue;
-          Columns x;
+          Columns<B> x;
           Weights64 w;
-          LoadColumns(x, shared.slice[0], kMaxSliceK + 8, (i * kSlotBlocks + j) * kBoxK);
+          LoadColumns<B>(x, shared.slice[0], kMaxSliceK + 8, (i * kSlotBlocks + j) * kBoxK);
           LoadTile(w, weights + (j * stream_rows + row) * 128);
-          MultiplyTile(c, w, x);
+          MultiplyTile<B>(c, w, x);
         }
 #pragma unroll
         for (int n = 0; n < kColumnTiles<B>; ++n) {

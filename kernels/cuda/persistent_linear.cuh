@@ -54,15 +54,16 @@ struct LinearMixer {
     float4 weights;
   };
   __device__ __forceinline__ float* TailOf(const StepLayer& layer, int i) const {
-    return Global(layer.conv_state) + static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels +
-           channel[i];
+    return Global(layer.conv_state) +
+           static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel[i];
   }
   __device__ __forceinline__ Channel Load(const StepLayer& layer, int i) const {
     Channel c{};
     if (channel[i] < 0) return c;
     const float* tail = TailOf(layer, i);
 #pragma unroll
-    for (int j = 0; j < kConvWidth - 1; ++j) c.samples[j] = tail[static_cast<int64_t>(j) * channels];
+    for (int j = 0; j < kConvWidth - 1; ++j)
+      c.samples[j] = tail[static_cast<int64_t>(j) * channels];
     c.weights = reinterpret_cast<const float4*>(Global(layer.conv_weight))[channel[i]];
     return c;
   }
@@ -74,8 +75,8 @@ struct LinearMixer {
     tail[channels] = c.samples[2];
     tail[2 * static_cast<int64_t>(channels)] = newest;
     const float4 w = c.weights;
-    return QuickSilu(fmaf(
-        w.w, newest, fmaf(w.z, c.samples[2], fmaf(w.y, c.samples[1], w.x * c.samples[0]))));
+    return QuickSilu(
+        fmaf(w.w, newest, fmaf(w.z, c.samples[2], fmaf(w.y, c.samples[1], w.x * c.samples[0]))));
   }
 
   // This rank's 64 columns of the gates' rows, b above a. One warp of the group that has fewer
@@ -86,19 +87,19 @@ struct LinearMixer {
     Patience patience;
     while (!TryBarrier(&shared.gates_full, gates_parity)) patience.Try();
     gates_parity ^= 1;
-    typename StepBlock<B>::Columns x;
-    typename StepBlock<B>::Weights64 w;
-    typename StepBlock<B>::Sums c = {};
-    block.LoadColumns(x, shared.stream[0], kMaxStepHidden + 8, block.rank * kBoxK);
-    block.LoadTile(w, reinterpret_cast<const char*>(shared.gate_weights) + block.lane % kTile * 128);
+    Columns<B> x;
+    Weights64 w;
+    Sums<B> c = {};
+    LoadColumns<B>(x, shared.stream[0], kMaxStepHidden + 8, block.rank * kBoxK);
+    LoadTile(w, reinterpret_cast<const char*>(shared.gate_weights) + block.lane % kTile * 128);
     __syncwarp();
     if (block.lane == 0) Arrive(&shared.gates_empty);
-    block.MultiplyTile(c, w, x);
+    MultiplyTile<B>(c, w, x);
 #pragma unroll
     for (int n = 0; n < kColumnTiles<B>; ++n) {
       const int row = 4 * n + block.lane % 4;
       if (row >= B) continue;
-      const float2 sums = block.Total(c[n]);
+      const float2 sums = Total(c[n]);
       shared.linear.own_gates[row][block.lane / 4] = sums.x;
       shared.linear.own_gates[row][block.lane / 4 + kMaxValueHeads] = sums.y;
     }
@@ -115,8 +116,8 @@ struct LinearMixer {
     }
   }
 
-  // This rank's columns of one value head's state, [DK, kValueRows]: a warp's work for one row of x.
-  // Lanes have every kRowLanes-th row of four columns.
+  // This rank's columns of one value head's state, [DK, kValueRows]: a warp's work for one row of
+  // x. Lanes have every kRowLanes-th row of four columns.
   static constexpr int kQuads = kValueRows / 4, kRowLanes = kWarp / kQuads, kLoads = DK / kRowLanes;
   const int quad = block.lane % kQuads, row_lane = block.lane / kQuads;
   const uint32_t to_row_lane =
@@ -136,8 +137,8 @@ struct LinearMixer {
     return c;
   }
 
-  // One token of the delta rule, then the norm's weight and the gate; the result goes to every rank,
-  // with its share of the norm's sum of squares.
+  // One token of the delta rule, then the norm's weight and the gate; the result goes to every
+  // rank, with its share of the norm's sum of squares.
   __device__ __forceinline__ void Delta(int b, int head, const HeadConstants& constants,
                                         float4* state) {
     const int lane = block.lane;
@@ -145,8 +146,8 @@ struct LinearMixer {
     const float* k = q + DK;
     float4 s[kLoads];
     float ks[kLoads];
-    // Sums over the rows: of the state before its decay with k and with q, columns 0 to 3; q q, k k,
-    // k q; the gates' parts.
+    // Sums over the rows: of the state before its decay with k and with q, columns 0 to 3; q q, k
+    // k, k q; the gates' parts.
     float sums[16] = {};
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -305,16 +306,14 @@ struct LinearMixer {
     // The gated norm's factor of each head.
     if (static_cast<int>(threadIdx.x) < B * value_heads) {
       const int row = threadIdx.x % B, head = threadIdx.x / B;
-      const auto* squares =
-          reinterpret_cast<const float4*>(shared.linear.head_squares[row][head]);
+      const auto* squares = reinterpret_cast<const float4*>(shared.linear.head_squares[row][head]);
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < kRanks * kQuads / 4; ++i) {
         const float4 v = squares[i];
         sum += (v.x + v.y) + (v.z + v.w);
       }
-      shared.linear.head_factor[row][head] =
-          rsqrtf(sum / static_cast<float>(DV) + shape.gated_eps);
+      shared.linear.head_factor[row][head] = rsqrtf(sum / static_cast<float>(DV) + shape.gated_eps);
     }
     block.Sync();
   }

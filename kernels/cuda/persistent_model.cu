@@ -181,6 +181,9 @@ class Reader {
     layer.q_bias = Bias(ops.in->projections[0]);
     layer.k_bias = Bias(ops.in->projections[1]);
     layer.v_bias = Bias(ops.in->projections[2]);
+    Need((layer.q_bias == nullptr) == (layer.k_bias == nullptr) &&
+             (layer.q_bias == nullptr) == (layer.v_bias == nullptr),
+         "only some of a layer's q, k and v have a bias");
     layer.k_pages = op.update.k_pages.As<bf16>();
     layer.v_pages = op.update.v_pages.As<bf16>();
     m_.arguments.rope_cos = op.rope.cos.As<const float>();

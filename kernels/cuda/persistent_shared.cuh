@@ -35,12 +35,14 @@ constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 // arrive in any order, though never more than two at a time: a group that has had its last slot two
 // turns ago knows that the one four turns ago has arrived, and so which turn a barrier counts.
 template <int B>
-constexpr int kRingSlots = B == 1 ? 6 : B == 2 ? 5 : 4;
+constexpr int kRingSlots = B == 1   ? 6
+                           : B == 2 ? 5
+                                    : 4;
 
-// Linear attention: a rank's columns of a head's recurrent state come through the ring too, those of
-// as many rows of x as fit in a slot.
+// Linear attention: a rank's columns of a head's recurrent state come through the ring too, those
+// of as many rows of x as fit in a slot.
 template <int DK, int DV>
-constexpr int kStateBytes = DK * DV / kRanks * 4;
+constexpr int kStateBytes = DK* DV / kRanks * 4;
 __device__ __forceinline__ int RowsOfStates(int heads, int state_bytes) {
   return kSlotBytes / (heads * state_bytes);
 }
@@ -84,22 +86,22 @@ struct StepShared {
     // rows' parts of the mixer are in use.
     alignas(16) float partials[kHeadsAtOnce * kStepWarps * 256];
   };
-  alignas(16) float kept[B][kTilesAtOnce * kTile];     // this rank's rows of a mixer's projection
-  float squares[B][kRanks];                            // each rank's part of the norm's sum
+  alignas(16) float kept[B][kTilesAtOnce * kTile];  // this rank's rows of a mixer's projection
+  float squares[B][kRanks];                         // each rank's part of the norm's sum
   float norm_factor[B];
   union {
     struct {
-      alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];       // b and a, each rank's part
+      alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];         // b and a, each rank's part
       alignas(16) float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
       float head_factor[B][kMaxValueHeads];
       alignas(16) float sums[kStepWarps][2][16];
       alignas(16) float own_gates[B][2 * kMaxValueHeads];  // what this rank sends
     } linear;
     struct {
-      float2 softmax[B][kMaxPassHeads][kRanks];                 // each rank's largest score and sum
+      float2 softmax[B][kMaxPassHeads][kRanks];  // each rank's largest score and sum
       alignas(16) float attended[B][kMaxPassHeads][kRanks][16];  // this rank's dimensions
       float2 partials[kMaxPassHeads][kStepWarps];  // each warp's largest score and sum
-      alignas(16) float norms[2][256];  // queries', keys'
+      alignas(16) float norms[2][256];             // queries', keys'
     } attention;
   };
   uint32_t token[kRanks];

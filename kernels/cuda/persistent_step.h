@@ -30,13 +30,13 @@ constexpr int kSlotBytes = 32 << 10;
 constexpr int kBoxGap = 512;  // before every second box of four rows, for other banks
 constexpr int kSlotStride = kSlotBytes + 2 * kBoxGap;
 constexpr int kMaxStepLayers = 31;  // whose tables fit beside the activations of four rows
-constexpr int kMaxPassHeads = 2;   // query heads of a cluster: none, one or both
-constexpr int kMaxValueHeads = 8;  // value heads of a cluster
+constexpr int kMaxPassHeads = 2;    // query heads of a cluster: none, one or both
+constexpr int kMaxValueHeads = 8;   // value heads of a cluster
 
 // One request of the tensor engine. `bytes` is what the slot waits for in all, in its first request
 // alone; zero in the others. With map kCopyCache it stands for the keys and values that the block
-// attends to in layer `row`, with kCopyState for the recurrent state that it works on there, as many
-// slots as they take. The gates' weights have a place of their own beside the ring.
+// attends to in layer `row`, with kCopyState for the recurrent state that it works on there, as
+// many slots as they take. The gates' weights have a place of their own beside the ring.
 constexpr int16_t kCopyCache = -1, kCopyState = -2;
 constexpr int32_t kToGates = 1 << 20;  // and from there on
 struct CopyCommand {

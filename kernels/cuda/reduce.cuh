@@ -18,9 +18,9 @@ __device__ __forceinline__ float WarpMax(float v) {
   return v;
 }
 
-// Of WarpSums: R values are left, whose sums over the lanes that differ in the bits from Offset down
-// to Last are wanted. Recursive, because a loop that halves its own bound is not unrolled, and its
-// values then lie in local memory.
+// Of WarpSums: R values are left, whose sums over the lanes that differ in the bits from Offset
+// down to Last are wanted. Recursive, because a loop that halves its own bound is not unrolled, and
+// its values then lie in local memory.
 template <int R, int Offset, int Last, int N>
 __device__ __forceinline__ float SumHalves(float (&v)[N], int lane) {
   if constexpr (Offset < Last) {

@@ -148,12 +148,9 @@ TEST_P(Schedule, CopiesEveryWeightOnceForWhoeverMultipliesIt) {
     copies[data].resize(weight.first.rows() * weight.first.cols() / kBoxK);
   for (int block = 0; block < blocks; ++block) {
     int announced = 0, copied = 0;
+    std::vector<std::pair<int, int>> marked;  // layers, and what is copied there besides weights
     for (int i = s.first_command[block]; i < s.first_command[block + 1]; ++i) {
       const CopyCommand& c = s.commands[i];
-      if (c.map < 0) {  // caches and states, which are no weights
-        ++markers[c.map];
-        continue;
-      }
       if (c.map < 0) {  // what the block works on besides weights
         marked.push_back({c.row, c.map});
         continue;
@@ -167,13 +164,27 @@ TEST_P(Schedule, CopiesEveryWeightOnceForWhoeverMultipliesIt) {
       }
       copied += bytes;
       EXPECT_EQ(c.offset % 128, 0);
-      EXPECT_LE(c.offset + bytes, kSlotStride);
+      if (c.offset >= kToGates) {
+        EXPECT_LE(c.offset - kToGates + bytes, 2 * kMaxValueHeads * kBoxK * 2);
+      } else {
+        EXPECT_LE(c.offset + bytes, kSlotStride);
+      }
       for (int row = c.row; row < c.row + map.rows && row < map.tensor.rows(); ++row) {
         for (int k = c.k_block; k < c.k_block + map.k_blocks; ++k)
           ++copies[map.tensor.data][row * (map.tensor.cols() / kBoxK) + k];
       }
     }
     ASSERT_EQ(copied, announced) << "block " << block;
+    std::vector<std::pair<int, int>> expected;
+    for (size_t i = 0; i < s.layers.size(); ++i) {
+      const bool linear = s.layers[i].linear;
+      if (s.arguments.shares[linear ? 1 : 0][block / kRanks].heads > 0)
+        expected.push_back({static_cast<int>(i), linear ? kCopyState : kCopyCache});
+    }
+    EXPECT_EQ(marked, expected) << "block " << block;
+  }
+  for (const StepLayer& layer : s.layers) {
+    if (layer.linear) EXPECT_EQ(s.maps[layer.state_map].k_blocks, 0);
   }
   for (const auto& [data, weight] : model.weights) {
     // Keys and values are projected by every cluster that attends to them; the gates' boxes of

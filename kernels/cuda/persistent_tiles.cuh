@@ -1,0 +1,57 @@
+// Products of the persistent step on tensor cores: 16 rows of a weight, as they came into the ring,
+// times the columns of all rows of x.
+#pragma once
+
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/persistent_shared.cuh"
+
+namespace qwend::cuda {
+
+// 64 elements of K of all columns, as the product's second operand.
+template <int B>
+using Columns = uint32_t[kColumnTiles<B>][4][2];
+template <int B>
+__device__ __forceinline__ void LoadColumns(Columns<B>& x, const bf16* columns, int stride, int k) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int n = 0; n < kColumnTiles<B>; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t r[4];
+      LoadMatrix4(r, columns + (8 * n + lane % 8) % (2 * B) * stride + k + i * 32 + lane / 8 * 8);
+      x[n][2 * i][0] = r[0];
+      x[n][2 * i][1] = r[1];
+      x[n][2 * i + 1][0] = r[2];
+      x[n][2 * i + 1][1] = r[3];
+    }
+  }
+}
+
+// 16 rows of a weight times 64 elements of K, added to `c`; `row` is where this lane's row of the
+// tile begins. Four sums run side by side.
+using Weights64 = uint32_t[4][4];
+template <int B>
+using Sums = float[kColumnTiles<B>][4][4];
+__device__ __forceinline__ void LoadTile(Weights64& w, const char* row) {
+  const int lane = threadIdx.x % kWarp;
+  const uint32_t swizzle = SharedAddress(row) >> 7 & 7;
+#pragma unroll
+  for (int s = 0; s < 4; ++s) LoadMatrix4(w[s], row + ((2 * s + lane / 16) ^ swizzle) * 16);
+}
+template <int B>
+__device__ __forceinline__ void MultiplyTile(Sums<B>& c, const Weights64& w, const Columns<B>& x) {
+#pragma unroll
+  for (int n = 0; n < kColumnTiles<B>; ++n) {
+#pragma unroll
+    for (int s = 0; s < 4; ++s) MmaBf16(c[n][s], w[s], x[n][s][0], x[n][s][1]);
+  }
+}
+// Lane (g, t) has the sums of rows g and g + 8 for row t of x, of four rows from 4 * n on.
+__device__ __forceinline__ float2 Total(const float (&c)[4][4]) {
+  float v[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = (c[0][i] + c[1][i]) + (c[2][i] + c[3][i]);
+  return make_float2(v[0] + v[1], v[2] + v[3]);
+}
+
+}  // namespace qwend::cuda
