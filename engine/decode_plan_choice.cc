@@ -18,10 +18,6 @@ constexpr double kMeasureSeconds = 0.2;  // for all buckets together
 constexpr int kBlocks = 5;
 constexpr double kMaxRuns = 200;  // of a block
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // Times runs of one program, the device idle before and after.
 class BlockTimer {
  public:
@@ -69,14 +65,15 @@ Programs CompileAll(Backend& backend, DecodePlan plan, std::span<const OpList> l
 
 // The one of both that takes less time a row, summed over the buckets.
 DecodePlanChoice Choose(Backend& backend, const Programs& fused, const Programs& persistent,
-                        std::span<const int> buckets, const std::function<void(size_t)>& prepare) {
+                        std::span<const int> buckets, const std::function<void(size_t)>& prepare,
+                        const std::function<double()>& now) {
   DecodePlanChoice choice;
   choice.measured_buckets.assign(buckets.begin(), buckets.end());
   const double seconds_each = kMeasureSeconds / static_cast<double>(buckets.size());
   for (size_t i = 0; i < buckets.size(); ++i) {
     prepare(i);
     const StepSeconds step = TimeSteps(
-        *fused[i], *persistent[i], seconds_each, [&backend] { backend.Synchronize(); }, Now);
+        *fused[i], *persistent[i], seconds_each, [&backend] { backend.Synchronize(); }, now);
     choice.fused_seconds_a_row += step.fused / buckets[i];
     choice.persistent_seconds_a_row += step.persistent / buckets[i];
   }
@@ -135,10 +132,15 @@ std::unique_ptr<Program> CompileStep(Backend& backend, DecodePlan plan,
                                          : backend.Compile(calls);
 }
 
+double SteadySeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 absl::StatusOr<DecodePrograms> CompileDecode(Backend& backend, DecodePlan asked,
                                              std::span<const OpList> lists,
                                              std::span<const int> buckets,
-                                             const std::function<void(size_t)>& prepare) {
+                                             const std::function<void(size_t)>& prepare,
+                                             const std::function<double()>& now) {
   DecodePrograms decode;
   std::string why_not;
   if (asked != DecodePlan::kAuto) {
@@ -154,7 +156,7 @@ absl::StatusOr<DecodePrograms> CompileDecode(Backend& backend, DecodePlan asked,
     decode.choice.why_not_persistent = why_not;
     return decode;
   }
-  decode.choice = Choose(backend, decode.programs, persistent, buckets, prepare);
+  decode.choice = Choose(backend, decode.programs, persistent, buckets, prepare, now);
   if (decode.choice.plan == DecodePlan::kPersistent) decode.programs = std::move(persistent);
   return decode;
 }

@@ -43,12 +43,14 @@ struct DecodePrograms {
 // `lists` has the decode step of each of `buckets`, which are their rows: the explicit plan's when
 // that is asked for, otherwise the fused plan's, which the persistent one shares. prepare(i) must
 // leave inputs on the device that lists[i] may run with at any time; compiling and measuring run
-// it. FAILED_PRECONDITION with the remedy when the persistent plan was asked for and is not
-// possible.
+// it. `now` gives seconds. FAILED_PRECONDITION with the remedy when the persistent plan was asked
+// for and is not possible.
+double SteadySeconds();
 absl::StatusOr<DecodePrograms> CompileDecode(Backend& backend, DecodePlan asked,
                                              std::span<const OpList> lists,
                                              std::span<const int> buckets,
-                                             const std::function<void(size_t)>& prepare);
+                                             const std::function<void(size_t)>& prepare,
+                                             const std::function<double()>& now = SteadySeconds);
 
 // A step in one of the plans that exist. Null where the backend cannot, with the reason.
 std::unique_ptr<Program> CompileStep(Backend& backend, DecodePlan plan,

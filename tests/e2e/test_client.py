@@ -80,7 +80,8 @@ class ClientTest(unittest.TestCase):
         self.assertEqual("".join(m.get("text", "") for m in lines), PARIS)
         self.assertEqual(lines[-1]["finish"]["reason"], "FINISH_REASON_EOS")
         self.assertIn("usage", lines[-1])
-        self.assertGreater(len(lines), 2)
+        # Tokens that wait for a slow reader come in one message, so the number of lines varies.
+        self.assertGreaterEqual(len(lines), 2)
 
     def test_options_reach_the_server(self):
         ids = self.run_ok("generate", FRANCE, "--temperature=0", "--ids", "--max_tokens=3").split()

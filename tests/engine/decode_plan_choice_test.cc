@@ -23,8 +23,7 @@ using testing::Not;
 // How a fake backend's plans behave, and what was done with them.
 struct Fake {
   std::chrono::microseconds fused_delay{0};         // of a step
-  std::chrono::microseconds persistent_delay{0};    // of a pass
-  int pass_rows = std::numeric_limits<int>::max();  // of the persistent plan
+  std::chrono::microseconds persistent_delay{0};    // of a step
   int most_rows = std::numeric_limits<int>::max();  // that the persistent plan takes
   int fused_compiled = 0, persistent_compiled = 0;
   int fused_runs = 0, persistent_runs = 0;
@@ -49,6 +48,26 @@ class SlowProgram : public Program {
   const std::chrono::microseconds delay_;
   int& runs_;
 };
+
+// A program that moves a clock instead of working.
+class PaperProgram : public Program {
+ public:
+  PaperProgram(double& clock, double seconds) : clock_(clock), seconds_(seconds) {}
+  void Run() override {
+    // Every seventh run stumbles.
+    clock_ += ++runs % 7 == 0 ? 3 * seconds_ : seconds_;
+  }
+  std::span<const double> RunTimed() override { return {}; }
+  int runs = 0;
+
+ private:
+  double& clock_;
+  const double seconds_;
+};
+
+int RowsOf(std::span<const OpCall> calls) {
+  return static_cast<int>(std::get<ops::EmbeddingLookup>(calls[0].op).token_ids.rows());
+}
 
 // The CPU backend with a persistent plan, which is the plain loop too.
 class FakeBackend : public Backend {
@@ -82,14 +101,11 @@ class FakeBackend : public Backend {
   std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls,
                                              std::string& why_not) override {
     ++fake_.persistent_compiled;
-    const auto rows =
-        static_cast<int>(std::get<ops::EmbeddingLookup>(calls[0].op).token_ids.rows());
-    if (rows > fake_.most_rows) {
+    if (RowsOf(calls) > fake_.most_rows) {
       why_not = "the device is too small";
       return nullptr;
     }
-    const int passes = (rows - 1) / fake_.pass_rows + 1;
-    return std::make_unique<SlowProgram>(Compiled(calls), passes * fake_.persistent_delay,
+    return std::make_unique<SlowProgram>(Compiled(calls), fake_.persistent_delay,
                                          fake_.persistent_runs);
   }
 
@@ -139,14 +155,14 @@ std::vector<int32_t> DecodeInEveryBucket(TestModel& model) {
 TEST(DecodePlanChoice, AutoTakesTheFasterForEveryBucket) {
   for (const bool persistent : {false, true}) {
     Fake fake;
-    (persistent ? fake.fused_delay : fake.persistent_delay) = std::chrono::milliseconds(4);
+    (persistent ? fake.fused_delay : fake.persistent_delay) = std::chrono::milliseconds(25);
     const std::unique_ptr<TestModel> model = Make(fake, DecodePlan::kAuto);
     const DecodePlanChoice& choice = model->runner().plan_choice();
     EXPECT_EQ(choice.plan, persistent ? DecodePlan::kPersistent : DecodePlan::kFused);
     EXPECT_EQ(model->runner().decode_plan(), choice.plan);
     EXPECT_THAT(choice.measured_buckets, ElementsAre(1, 2, 4));
     EXPECT_GT(persistent ? choice.fused_seconds_a_row : choice.persistent_seconds_a_row,
-              4e-3 * (1 + 1 / 2.0 + 1 / 4.0));
+              25e-3 * (1 + 1 / 2.0 + 1 / 4.0));
     EXPECT_GT(persistent ? choice.persistent_seconds_a_row : choice.fused_seconds_a_row, 0);
     EXPECT_EQ(choice.why_not_persistent, "");
     EXPECT_EQ(fake.persistent_compiled, 3);
@@ -159,28 +175,57 @@ TEST(DecodePlanChoice, AutoTakesTheFasterForEveryBucket) {
   }
 }
 
-// Of 1, 2 and 4 rows, in milliseconds a row: fused 8, 4 and 2; persistent, row by row, its delay
-// thrice.
+// A step of the fused plan takes the same time for any rows, one of the persistent plan takes it
+// row by row.
+class PaperBackend : public FakeBackend {
+ public:
+  PaperBackend(Fake& fake, double& clock, double fused, double persistent_row)
+      : FakeBackend(fake), clock_(clock), fused_(fused), persistent_row_(persistent_row) {}
+  std::unique_ptr<Program> Compile(std::span<const OpCall>) override {
+    return std::make_unique<PaperProgram>(clock_, fused_);
+  }
+  std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls, std::string&) override {
+    return std::make_unique<PaperProgram>(clock_, RowsOf(calls) * persistent_row_);
+  }
+
+ private:
+  double& clock_;
+  const double fused_, persistent_row_;
+};
+
+// Of 1, 2 and 4 rows, in milliseconds a row: fused 8, 4 and 2; persistent the same each time.
 TEST(DecodePlanChoice, AutoSumsTheTimeARowOverTheBuckets) {
   struct Case {
-    int persistent_milliseconds;
-    int max_sequences;
+    double persistent_milliseconds;
+    std::vector<int> buckets;
     DecodePlan plan;
   };
-  for (const Case& c : {Case{6, 4, DecodePlan::kFused},  // although the first bucket is faster
-                        Case{6, 1, DecodePlan::kPersistent},
-                        Case{3, 4, DecodePlan::kPersistent}}) {  // although the last is slower
-    Fake fake{.fused_delay = std::chrono::milliseconds(8),
-              .persistent_delay = std::chrono::milliseconds(c.persistent_milliseconds),
-              .pass_rows = 1};
-    const std::unique_ptr<TestModel> model =
-        Make(fake, DecodePlan::kAuto, "tiny-llama", c.max_sequences);
-    const DecodePlanChoice& choice = model->runner().plan_choice();
+  for (const Case& c :
+       {Case{6, {1, 2, 4}, DecodePlan::kFused},  // although the first bucket is faster
+        Case{6, {1}, DecodePlan::kPersistent},
+        Case{3, {1, 2, 4}, DecodePlan::kPersistent}}) {  // although the last is slower
+    std::vector<float> memory(256);
+    std::vector<OpList> lists;
+    for (const int rows : c.buckets) {
+      lists.emplace_back().Add(
+          "embedding_lookup",
+          ops::EmbeddingLookup{
+              .out = TensorView::Of(memory.data(), DType::kF32, {rows, 8}),
+              .table = TensorView::Of(memory.data() + 64, DType::kF32, {16, 8}),
+              .token_ids = TensorView::Of(memory.data() + 192, DType::kI32, {rows})});
+    }
+    Fake fake;
+    double clock = 0;
+    PaperBackend backend(fake, clock, 8e-3, c.persistent_milliseconds * 1e-3);
+    const auto decode = CompileDecode(
+        backend, DecodePlan::kAuto, lists, c.buckets, [](size_t) {}, [&] { return clock; });
+    ASSERT_TRUE(decode.ok()) << decode.status();
+    const DecodePlanChoice& choice = decode->choice;
     EXPECT_EQ(choice.plan, c.plan) << choice.ToString();
-    EXPECT_EQ(choice.measured_buckets, model->runner().buckets());
-    EXPECT_GT(choice.fused_seconds_a_row, c.max_sequences == 1 ? 8e-3 : 14e-3);
-    EXPECT_GT(choice.persistent_seconds_a_row,
-              1e-3 * c.persistent_milliseconds * (c.max_sequences == 1 ? 1 : 3));
+    EXPECT_EQ(choice.measured_buckets, c.buckets);
+    EXPECT_NEAR(choice.fused_seconds_a_row, c.buckets.size() == 1 ? 8e-3 : 14e-3, 1e-9);
+    EXPECT_NEAR(choice.persistent_seconds_a_row,
+                1e-3 * c.persistent_milliseconds * static_cast<double>(c.buckets.size()), 1e-9);
   }
 }
 
@@ -292,22 +337,6 @@ TEST(DecodePlanChoice, CompilingAndMeasuringWriteThePaddingsPageAndSlotAlone) {
     EXPECT_EQ(caches, 2 * model->spec().num_layers());
   }
 }
-
-// A program that moves a clock instead of working.
-class PaperProgram : public Program {
- public:
-  PaperProgram(double& clock, double seconds) : clock_(clock), seconds_(seconds) {}
-  void Run() override {
-    // Every seventh run stumbles.
-    clock_ += ++runs % 7 == 0 ? 3 * seconds_ : seconds_;
-  }
-  std::span<const double> RunTimed() override { return {}; }
-  int runs = 0;
-
- private:
-  double& clock_;
-  const double seconds_;
-};
 
 TEST(TimeSteps, MediansOfBlocksWithinTheTime) {
   constexpr double kSeconds = 0.08;
