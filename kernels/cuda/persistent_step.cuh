@@ -1,5 +1,5 @@
-// The persistent plan: a decode step as one kernel, for B rows. One warp of each block streams the
-// block's share of all weights, in order, through a ring of slots in shared memory and never waits
+// The persistent plan: a decode step as one kernel, for B rows. One warp of each block streams what
+// the block reads, in order, through a ring of slots in shared memory and never waits
 // for anything else; eight warps multiply and mix. Inside a cluster activations go from shared
 // memory to shared memory; between clusters, twice a layer, as words that carry the epoch they
 // belong to, so that no barrier spans the grid.

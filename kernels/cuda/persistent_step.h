@@ -1,5 +1,5 @@
 // The persistent plan's tables: what its one kernel is told of a model. Written by the host
-// (persistent_schedule.cc), read by the device (persistent_step.cu).
+// (persistent_schedule.cu), read by the device (persistent_step.cuh).
 //
 // The device's clusters of kRanks blocks each take whole heads of every mixer and a share of every
 // MLP, so that what happens inside a mixer or an MLP stays in a cluster. Each block of a cluster
