@@ -113,9 +113,9 @@ template <int N>
 __device__ __forceinline__ void Rescale(Softmax<N>& sums, float most) {
   const float old = __expf(sums.largest - most);
   sums.largest = most;
-  sums.sum *= old;
+  sums.sum = __fmul_rn(sums.sum, old);  // as one product, whatever is added to it
 #pragma unroll
-  for (int j = 0; j < N; ++j) sums.values[j] *= old;
+  for (int j = 0; j < N; ++j) sums.values[j] = __fmul_rn(sums.values[j], old);
 }
 
 // Adds a position whose score is not above the largest.

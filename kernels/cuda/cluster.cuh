@@ -137,11 +137,12 @@ __device__ __forceinline__ void PrefetchLine(const void* p) {
 }
 
 // Waits for bytes from the cluster. They land in this block's shared memory, which no cache holds,
-// so the wait acquires in the block's scope: in the cluster's scope it would also empty the L1
-// cache, which costs more than everything else in an exchange.
+// so the wait acquires in the block's scope. (By the letter of PTX the sender's release in the
+// cluster's scope asks for the same here; that would also empty the L1 cache at every exchange.)
 __device__ __forceinline__ void WaitForCluster(uint64_t* barrier, uint32_t parity) {
   Patience patience;
   while (!TryBarrier(barrier, parity)) patience.Try();
+  __syncwarp();
 }
 
 }  // namespace qwend::cuda

@@ -39,9 +39,9 @@ struct AttentionMixer {
     return (i < kRows ? layer.k_bias : layer.v_bias)[kv_head * D + mine + i % kRows];
   }
 
-  // This lane's positions of a slot are every kSpan-th from its first. Of their scores for all
-  // heads each lane ends up with one, that of my_position for a head, and does for the warp what is
-  // to be done with it.
+  // This lane's positions of a slot are every kSpan-th from its first. After their exchange each
+  // lane has one score, of position my_position for one head, and does the exponential for the
+  // warp.
   static constexpr int kSpan = kStepWarps * kSub;
   static_assert(kSlotPositions<D> == kSpan * kAtOnce);
   static constexpr int kScores = kHeads * kAtOnce, kLanesEach = kLanes / kScores;
@@ -92,7 +92,8 @@ struct AttentionMixer {
     const float most =
         fmaxf(sums.largest, OverPositions(score, [](float a, float b) { return fmaxf(a, b); }));
     const bool none = most == -INFINITY;
-    const float p = none ? 0.0f : __expf(score - most);
+    // Scores that are no numbers must not vanish.
+    const float p = none ? (score == -INFINITY ? 0.0f : score) : __expf(score - most);
     const float old = none ? 0.0f : __expf(sums.largest - most);
     sums.largest = most;
     sums.sum = fmaf(sums.sum, old, p);
@@ -149,8 +150,8 @@ struct AttentionMixer {
       __syncwarp();
     }
     // Each warp's sums of some heads, then their merger.
-    static_assert(B == 1 ||
-                  sizeof(shared.partials) <= sizeof(shared.stream) + sizeof(shared.slice));
+    static_assert(sizeof(shared.warp_values) <=
+                  sizeof(shared.stream) + (B == 1 ? sizeof(shared.mixer) : 0));
 #pragma unroll
     for (int h = 0; h < kHeads; h += kHeadsAtOnce) {
       if (h >= share.heads) continue;
@@ -175,8 +176,8 @@ struct AttentionMixer {
       for (float& v : sums.values) v += __shfl_xor_sync(kFullMask, v, offset);
     }
     if (sub != 0) return;
-    StoreFloats(shared.partials + (i * kStepWarps + block.warp) * D + at, sums.values);
-    if (at == 0) shared.attention.partials[i][block.warp] = make_float2(sums.largest, sums.sum);
+    StoreFloats(shared.warp_values + (i * kStepWarps + block.warp) * D + at, sums.values);
+    if (at == 0) shared.attention.warp_softmax[i][block.warp] = make_float2(sums.largest, sums.sum);
   }
 
   // The warps' sums of heads from `first` on, merged, to the ranks that have their dimensions.
@@ -187,17 +188,17 @@ struct AttentionMixer {
       const int local = item / kWarps, head = first + local;
       if (head >= share.heads) return;
       const int dim = item % kWarps * kWarp + block.lane;
-      const float2 partial = shared.attention.partials[local][block.lane % kStepWarps];
+      const float2 partial = shared.attention.warp_softmax[local][block.lane % kStepWarps];
       float most = partial.x;
 #pragma unroll
       for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
         most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
       const float factor = partial.x == -INFINITY ? 0.0f : __expf(partial.x - most);
-      float sum = factor * partial.y, value = 0.0f;
+      float sum = __fmul_rn(factor, partial.y), value = 0.0f;
 #pragma unroll
       for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
         sum += __shfl_xor_sync(kFullMask, sum, offset);
-      const float* values = shared.partials + local * kStepWarps * D + dim;
+      const float* values = shared.warp_values + local * kStepWarps * D + dim;
 #pragma unroll
       for (int i = 0; i < kStepWarps; ++i)
         value = fmaf(__shfl_sync(kFullMask, factor, i), values[i * D], value);
@@ -225,7 +226,7 @@ struct AttentionMixer {
         for (int offset = kRanks / 2; offset > 0; offset /= 2)
           most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
         const float factor = part.x == -INFINITY ? 0.0f : __expf(part.x - most);
-        float sum = factor * part.y;
+        float sum = __fmul_rn(factor, part.y);
 #pragma unroll
         for (int offset = kRanks / 2; offset > 0; offset /= 2)
           sum += __shfl_xor_sync(kFullMask, sum, offset);
@@ -238,7 +239,8 @@ struct AttentionMixer {
         for (int r = 0; r < kRanks; ++r)
           x = fmaf(shared.attention.softmax[b][head][r].x, shared.attention.attended[b][head][r][i],
                    x);
-        if (shape.gated) x *= QuickSigmoid(shared.kept[b][head * query_rows + kRows + i]);
+        if (shape.gated)
+          x = __fmul_rn(x, QuickSigmoid(shared.kept[b][head * query_rows + kRows + i]));
         const Halves v(x);
         shared.outgoing[2 * b][block.lane] = v.high;
         shared.outgoing[2 * b + 1][block.lane] = v.low;
@@ -287,7 +289,7 @@ struct AttentionMixer {
           const float factor = shared.norm_factor[b];
 #pragma unroll 1
           for (int i = threadIdx.x; i < count * B; i += kStepThreads) {
-            float v = block.SumParts(parts, i) * factor;
+            float v = __fmul_rn(block.SumParts(parts, i), factor);
             if (layer.q_bias != nullptr) v += BiasOf(layer, i / B);
             shared.kept[b][i / B] = v;
           }
@@ -313,6 +315,7 @@ struct AttentionMixer {
 #pragma unroll 1
     for (int b = 0; b < B; ++b) Attend(b);
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
+    block.Sync();  // nobody reads the warps' values any more, so the stream may come
     Merge();
     block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
   }

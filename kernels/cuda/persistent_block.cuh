@@ -60,9 +60,10 @@ struct StepBlock {
     slot -= kRingSlots<B>;
     slot_parity ^= 1;
   }
-  __device__ __forceinline__ const char* AwaitSlot() {
+  __device__ __forceinline__ char* AwaitSlot() {
     Patience patience;
     while (!TryBarrier(shared.full + slot, slot_parity)) patience.Try();
+    __syncwarp();
     return ring + slot * kSlotStride;
   }
   // By all warps that share a slot; a slot that one group has for itself counts twice.
@@ -120,7 +121,7 @@ struct StepBlock {
       float square = 0.0f;
 #pragma unroll
       for (int i = 0; i < kStreamSpan; ++i) {
-        const Halves v(hidden[b][i] * weight[i]);
+        const Halves v(__fmul_rn(hidden[b][i], weight[i]));
         if (lane % 8 == 0 && StreamRow(i) < stream_rows) {
           shared.outgoing[2 * b][StreamRow(i)] = v.high;
           shared.outgoing[2 * b + 1][StreamRow(i)] = v.low;
@@ -255,7 +256,7 @@ struct StepBlock {
   // `rows` rows of weights, tile by tile from the ring, times the stream. A tile is `Boxes` copied
   // boxes of 16 / Boxes rows each. before() runs when the stream is there; finish(parts,
   // first, count) every AtOnce tiles, when their parts are there. With less than kTilesAtOnce the
-  // parts alternate; otherwise finish must end with a barrier after it has read them.
+  // parts alternate; otherwise finish must have a barrier after it has read them.
   template <int Boxes, int AtOnce, typename Before, typename Finish>
   __device__ __forceinline__ void MultiplyStream(int rows, Before before, Finish finish) {
     Columns<B> x[kBlocksOfWarp];

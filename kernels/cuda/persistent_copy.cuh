@@ -25,6 +25,7 @@ struct Copier {
   uint32_t gates_parity = 1;
   bool has_inputs = false;
 
+  static_assert(kRingSlots<B> >= kSlotsInFlight + kGroups);  // see kRingSlots
   __device__ __forceinline__ void NextSlot(int bytes) {
     if (++slot == kRingSlots<B>) slot = 0;
     if (slot == 0) parity ^= 1;

@@ -125,6 +125,7 @@ struct HeadPreparer {
       *reinterpret_cast<uint4*>(Global(layer.v_pages) + to) =
           make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
     }
+    __syncwarp();
   }
 };
 

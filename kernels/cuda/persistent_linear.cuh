@@ -79,7 +79,7 @@ struct LinearMixer {
         fmaf(w.w, newest, fmaf(w.z, c.samples[2], fmaf(w.y, c.samples[1], w.x * c.samples[0]))));
   }
 
-  // This rank's 64 columns of the gates' rows, b above a. One warp of the group that has fewer
+  // This rank's 64 columns of the gates' rows, b above a. One warp of the group that never has more
   // tiles.
   uint32_t gates_parity = 0;
   __device__ __forceinline__ void MultiplyGates() {
@@ -124,12 +124,12 @@ struct LinearMixer {
       Mapped(&shared, row_lane % kRanks) - SharedAddress(&shared);  // that rank's addresses
 
   // What a head has besides its state, asked for before the exchange.
-  struct HeadConstants {
+  struct StateConstants {
     float a_log, dt_bias;
     float4 norm;
   };
-  __device__ __forceinline__ HeadConstants LoadConstants(const StepLayer& layer, int head) const {
-    HeadConstants c;
+  __device__ __forceinline__ StateConstants LoadConstants(const StepLayer& layer, int head) const {
+    StateConstants c;
     const int at = share.first_head * shape.heads_per_key + head;
     c.a_log = Global(layer.a_log)[at];
     c.dt_bias = Global(layer.dt_bias)[at];
@@ -139,7 +139,7 @@ struct LinearMixer {
 
   // One token of the delta rule, then the norm's weight and the gate; the result goes to every
   // rank, with its share of the norm's sum of squares.
-  __device__ __forceinline__ void Delta(int b, int head, const HeadConstants& constants,
+  __device__ __forceinline__ void Delta(int b, int head, const StateConstants& constants,
                                         float4* state) {
     const int lane = block.lane;
     const float* q = shared.mixer[b] + head / shape.heads_per_key * 2 * DK;
@@ -194,11 +194,11 @@ struct LinearMixer {
     float e[4], out[4], square = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      e[i] = beta * (v[i] - us[i] * decay * k_scale);
+      e[i] = beta * fmaf(-us[i] * decay, k_scale, v[i]);
       out[i] = fmaf(e[i], cross, os[i] * decay * q_scale);
       square = fmaf(out[i], out[i], square);
       e[i] *= k_scale;
-      out[i] *= weight[i] * QuickSilu(gate[i]);
+      out[i] = __fmul_rn(out[i], weight[i] * QuickSilu(gate[i]));
     }
     if (row_lane < kRanks) {
       const SplitPair first = SplitTwo(out[0], out[1]), second = SplitTwo(out[2], out[3]);
@@ -219,6 +219,7 @@ struct LinearMixer {
 
   // Asks for what a layer reads besides weights and states.
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
+    if (share.heads == 0) return;
 #pragma unroll
     for (int i = 0; i < kItems<B>; ++i) {
       if (channel[i] < 0) continue;
@@ -256,7 +257,7 @@ struct LinearMixer {
           for (int i = 0; i < kItems<B>; ++i) {
             const int item = threadIdx.x + i * kStepThreads;
             if (item >= count * B) continue;
-            const float v = block.SumParts(parts, item) * factor;
+            const float v = __fmul_rn(block.SumParts(parts, item), factor);
             shared.kept[b][RowAt(i)] = channel[i] < 0 ? v : Convolve(layer, i, early[i], v);
           }
           block.Sync();
@@ -268,7 +269,9 @@ struct LinearMixer {
         });
   }
 
-  // A slot goes back when its states have been stored: the last one when nobody waits any more.
+  // A slot goes back when its states have been stored: the last one when nobody waits any more, for
+  // which the output matrix's slots must fit beside it.
+  static_assert(CeilDiv(kMaxSliceK / kBoxK, kSlotBlocks) < kRingSlots<B>);
   int held_slot = 0;
   __device__ __forceinline__ void GiveBack(int slot) {
     if (block.lane == 0) AwaitStoresRead();
@@ -277,21 +280,21 @@ struct LinearMixer {
 
   __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
-    HeadConstants constants = LoadConstants(layer, block.warp % value_heads);
+    StateConstants constants = LoadConstants(layer, block.warp % value_heads);
     block.Await(&shared.mixer_ready, block.mixer_parity,
                 B * (share.heads * 2 * DK * 4 + block.k_blocks * 2 * kMaxValueHeads * 4));
     const int rows_at_once = RowsOfStates(value_heads, kStateBytes<DK, DV>);
 #pragma unroll 1
     for (int first = 0; first < B; first += rows_at_once) {
       if (first > 0) GiveBack(held_slot);
-      const char* states = block.AwaitSlot();
+      char* states = block.AwaitSlot();
       const int items = min(rows_at_once, B - first) * value_heads;
 #pragma unroll 1
       for (int i = block.warp; i < items; i += kStepWarps) {
         const int b = first + i / value_heads, head = i % value_heads;
-        const char* state = states + i * kStateBytes<DK, DV>;
+        char* state = states + i * kStateBytes<DK, DV>;
         if (i != block.warp || first > 0) constants = LoadConstants(layer, head);
-        Delta(b, head, constants, reinterpret_cast<float4*>(const_cast<char*>(state)));
+        Delta(b, head, constants, reinterpret_cast<float4*>(state));
         FenceForCopies();
         __syncwarp();
         if (block.lane == 0)

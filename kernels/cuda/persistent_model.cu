@@ -146,6 +146,9 @@ class Reader {
     layer.dt_bias = FloatVector(op.gates.dt_bias, "a layer's vector");
     layer.gated_norm = FloatVector(op.norm.weight, "a layer's vector");
     layer.a_log = FloatVector(op.gates.a_log, "A_log");
+    Need(reinterpret_cast<uintptr_t>(layer.conv_weight) % 16 == 0 &&
+             reinterpret_cast<uintptr_t>(layer.gated_norm) % 16 == 0,
+         "the convolution's or the gated norm's weights are not aligned to 16 bytes");
     layer.conv_state = op.conv.state.As<float>();
   }
 

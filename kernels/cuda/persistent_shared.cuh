@@ -75,16 +75,17 @@ struct StepShared {
   static constexpr int kHeadsAtOnce = B <= 2 ? 1 : kMaxPassHeads;
 
   alignas(1024) bf16 gate_weights[2 * kMaxValueHeads * kBoxK];
+  // Activations as columns of a product are the high and the low bf16 half of each row.
   union {
     struct {
-      // Activations as columns of a product: the high and the low bf16 half of each row.
       alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
-      bf16 slice[2 * B][kMaxSliceK + 8];                   // what the mixer or the MLP made
       alignas(16) float mixer[B][kMixerFloats];            // heads, each from all ranks
+      alignas(16) bf16 slice[2 * B][kMaxSliceK + 8];       // what the mixer or the MLP made
     };
-    // While a block attends to a row, once it has that row's queries: of the others only the next
-    // rows' parts of the mixer are in use.
-    alignas(16) float partials[kHeadsAtOnce * kStepWarps * 256];
+    // Each warp's values, while a block attends to a row and has its queries. They may cover the
+    // stream, and of one row alone the mixer: never the slice, into which ranks that are ahead
+    // send.
+    alignas(16) float warp_values[kHeadsAtOnce * kStepWarps * 256];
   };
   alignas(16) float kept[B][kTilesAtOnce * kTile];  // this rank's rows of a mixer's projection
   float squares[B][kRanks];                         // each rank's part of the norm's sum
@@ -100,8 +101,8 @@ struct StepShared {
     struct {
       float2 softmax[B][kMaxPassHeads][kRanks];  // each rank's largest score and sum
       alignas(16) float attended[B][kMaxPassHeads][kRanks][16];  // this rank's dimensions
-      float2 partials[kMaxPassHeads][kStepWarps];  // each warp's largest score and sum
-      alignas(16) float norms[2][256];             // queries', keys'
+      float2 warp_softmax[kMaxPassHeads][kStepWarps];  // each warp's largest score and sum
+      alignas(16) float norms[2][256];                 // queries', keys'
     } attention;
   };
   uint32_t token[kRanks];
@@ -118,7 +119,9 @@ struct StepShared {
   uint64_t gates_full, gates_empty;
 };
 
-// A float as two bf16, the second what the first lacks.
+// A float as two bf16, the second what the first lacks. Where a product becomes two halves it is
+// rounded first (__fmul_rn), or the compiler might use the exact one for the second half in the
+// kernel for one number of rows and not in that for another.
 struct Halves {
   bf16 high, low;
   __device__ __forceinline__ explicit Halves(float v)

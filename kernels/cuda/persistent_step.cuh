@@ -1,8 +1,8 @@
 // The persistent plan: a decode step as one kernel, for B rows. One warp of each block streams what
-// the block reads, in order, through a ring of slots in shared memory and never waits
-// for anything else; eight warps multiply and mix. Inside a cluster activations go from shared
-// memory to shared memory; between clusters, twice a layer, as words that carry the epoch they
-// belong to, so that no barrier spans the grid.
+// the block reads, in order, through a ring of slots in shared memory and waits for no phase; eight
+// warps multiply and mix. Inside a cluster activations go from shared memory to shared memory;
+// between clusters, twice a layer, as words that carry the epoch they belong to, so that no barrier
+// spans the grid.
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,7 @@ struct Mlp {
             const int column = i / B, row = column / 4 * 8 + column % 4;
             const float gate = block.SumParts(parts, row * B + b) * factor,
                         up = block.SumParts(parts, (row + 4) * B + b) * factor;
-            const Halves v(QuickSilu(gate) * up);
+            const Halves v(__fmul_rn(QuickSilu(gate), up));
             shared.outgoing[2 * b][column] = v.high;
             shared.outgoing[2 * b + 1][column] = v.low;
           }
@@ -236,6 +236,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
     AwaitCluster();
     StepBlock<B> block(a, shared, ring);
     Step<B, D, DK>{a, block}.Run(layers);
+    __syncwarp();
   }
   // Nobody leaves while a neighbour may still send.
   ArriveAtCluster();

@@ -88,7 +88,8 @@ struct StepArguments {
   const CopyCommand* commands = nullptr;  // block by block
   const int* first_command = nullptr;     // [blocks + 1]
   const int* first_head_tile = nullptr;   // [blocks + 1]: 16 rows of the vocabulary each
-  // The stream's partial sums, [2][rows][hidden][clusters], and the epoch of the first of a step.
+  // The stream's partial sums, [2][rows][hidden][kMaxClusters], and the epoch of the first of a
+  // step.
   unsigned long long* words = nullptr;
   uint32_t* epoch = nullptr;
   // What the step reads and writes.
