@@ -7,7 +7,7 @@
 namespace qwend::cuda {
 
 // Slots on their way at once: enough to keep the memory busy. More would only lengthen the queues
-// in which the mixers wait for their states and caches.
+// in which the clusters' words and the few loads wait.
 constexpr int kSlotsInFlight = 2;
 
 // The copying warp: requests in their order, each slot's first when the slot has been given back.
