@@ -40,12 +40,13 @@ struct DecodePrograms {
   std::vector<std::unique_ptr<Program>> programs;
 };
 
+double SteadySeconds();  // by a clock that only goes forward
+
 // `lists` has the decode step of each of `buckets`, which are their rows: the explicit plan's when
 // that is asked for, otherwise the fused plan's, which the persistent one shares. prepare(i) must
 // leave inputs on the device that lists[i] may run with at any time; compiling and measuring run
 // it. `now` gives seconds. FAILED_PRECONDITION with the remedy when the persistent plan was asked
 // for and is not possible.
-double SteadySeconds();
 absl::StatusOr<DecodePrograms> CompileDecode(Backend& backend, DecodePlan asked,
                                              std::span<const OpList> lists,
                                              std::span<const int> buckets,
