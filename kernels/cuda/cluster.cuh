@@ -92,16 +92,35 @@ __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Words that carry their own time: a value and the epoch it belongs to, read and written as one.
-__device__ __forceinline__ void PublishWord(unsigned long long* to, float value, uint32_t epoch) {
-  const unsigned long long word =
-      static_cast<unsigned long long>(epoch) << 32 | __float_as_uint(value);
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+// Words in which blocks add up a float each, in any order with the same result: the sum in fixed
+// point above, how many have added below. Contributions of 2^22 and more, infinities and NaN make
+// the sum NaN; smaller ones are exact to 2^-27. At most 16 add between two readings.
+constexpr int kCountBits = 5;
+constexpr float kFixedPoint = 67108864.0f;  // 2^26
+__device__ __forceinline__ unsigned long long Contribution(float v) {
+  const long long fixed = fabsf(v) < 4194304.0f ? __float2ll_rn(v * kFixedPoint) : 1ll << 53;
+  return static_cast<unsigned long long>(fixed) << kCountBits;
 }
-__device__ __forceinline__ unsigned long long ReadWord(const unsigned long long* from) {
-  unsigned long long word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
+// `v`: contributions, less those withdrawn, plus one for having added.
+__device__ __forceinline__ void AddToWord(unsigned long long* to, unsigned long long v) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+}
+// Two neighbours, each read as one.
+__device__ __forceinline__ void ReadWords(unsigned long long& first, unsigned long long& second,
+                                          const unsigned long long* from) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(first), "=l"(second)
+               : "l"(from)
+               : "memory");
+}
+// Whether a word has been added to `added` times since it was zero.
+__device__ __forceinline__ bool HasAll(unsigned long long word, unsigned added) {
+  return (static_cast<unsigned>(word) - added) % (1u << kCountBits) == 0;
+}
+__device__ __forceinline__ float SumOf(unsigned long long word, unsigned added) {
+  const long long fixed = static_cast<long long>(word - added) >> kCountBits;
+  if (fixed >= 1ll << 52 || fixed <= -(1ll << 52)) return NAN;
+  return static_cast<float>(fixed) * (1.0f / kFixedPoint);
 }
 
 __device__ __forceinline__ uint64_t NanosecondClock() {
@@ -130,6 +149,18 @@ class Patience {
   uint32_t tries_ = 0;
   uint64_t since_ = 0;
 };
+
+// Copies a few bytes to shared memory, for this thread to read after AwaitFetches.
+template <int Bytes>
+__device__ __forceinline__ void FetchAsync(void* to, const void* from) {
+  static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(SharedAddress(to)), "l"(from),
+               "n"(Bytes)
+               : "memory");
+}
+__device__ __forceinline__ void AwaitFetches() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 // Asks for a line of memory that will be read soon.
 __device__ __forceinline__ void PrefetchLine(const void* p) {

@@ -206,8 +206,8 @@ struct AttentionMixer {
       Send(SharedAddress(&shared.attention.attended[b][head][block.rank][dim % kRows]) + to_rank,
            SharedAddress(&shared.merge_ready) + to_rank, __float_as_uint(value));
       if (dim < kRanks)
-        Send(block.Peer(&shared.attention.softmax[b][head][block.rank]),
-             block.Peer(&shared.merge_ready), __float_as_uint(most), __float_as_uint(sum));
+        Send(block.ToLane(&shared.attention.softmax[b][head][block.rank]),
+             block.ToLane(&shared.merge_ready), __float_as_uint(most), __float_as_uint(sum));
     }
   }
 
@@ -215,7 +215,7 @@ struct AttentionMixer {
   __device__ __forceinline__ void Merge() {
     constexpr int kVector = kRows < 8 ? kRows : 8;
     const int head = block.lane / kRows, i = block.lane % kRows, column = block.lane / kRanks;
-    const uint32_t ready = block.Peer(&shared.slice_ready);
+    const uint32_t ready = block.ToLane(&shared.slice_ready);
 #pragma unroll 1
     for (int b = block.warp; b < B; b += kStepWarps) {
       // Each rank's weight, by the half warp of its head.
@@ -249,7 +249,7 @@ struct AttentionMixer {
 #pragma unroll 1
       for (int j = 0; j < share.heads * kRows; j += kVector) {
         const bf16* from = &shared.outgoing[2 * b + column][j];
-        const uint32_t to = block.Peer(
+        const uint32_t to = block.ToLane(
             &shared.slice[2 * b + column][j / kRows * D + block.rank * kRows + j % kRows]);
         if constexpr (kVector == 8) {
           Send(to, ready, *reinterpret_cast<const uint4*>(from));
@@ -271,19 +271,15 @@ struct AttentionMixer {
 
   // Queries to every rank, keys and values to the rank that has the newest position; gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
-    float q_norm = 0.0f, k_norm = 0.0f;
-    if (shape.head_norms && threadIdx.x < D) {
-      q_norm = shape.head_norm_offset + Global(layer.q_norm)[threadIdx.x];
-      k_norm = shape.head_norm_offset + Global(layer.k_norm)[threadIdx.x];
-    }
     block.AwaitStream();
     if (share.heads == 0) return;
-    if (threadIdx.x < D) {
-      shared.attention.norms[0][threadIdx.x] = q_norm;
-      shared.attention.norms[1][threadIdx.x] = k_norm;
+    if (shape.head_norms && threadIdx.x < 2 * D / 4) {
+      const int norm = threadIdx.x / (D / 4), at = threadIdx.x % (D / 4) * 4;
+      FetchAsync<16>(&shared.attention.norms[norm][at],
+                     (norm == 0 ? layer.q_norm : layer.k_norm) + at);
     }
-    block.template MultiplyStream<4, kTilesAtOnce>(
-        rows, [] {},
+    block.template MultiplyStream<kTilesAtOnce>(
+        rows, BoxRows(D), [] {},
         [&](const float* parts, int, int count) {
           const int b = threadIdx.x % B;
           const float factor = shared.norm_factor[b];
@@ -293,15 +289,30 @@ struct AttentionMixer {
             if (layer.q_bias != nullptr) v += BiasOf(layer, i / B);
             shared.kept[b][i / B] = v;
           }
+          AwaitFetches();
           block.Sync();
-          block.template SendHeads<D>(
-              share.heads + 2,
-              [&](int head) {
-                return head < share.heads ? head * query_rows
-                                          : share.heads * query_rows + (head - share.heads) * kRows;
-              },
-              [&](int b, int head) { return head < share.heads ? -1 : Part(b).owner; });
+          SendHeads();
         });
+  }
+
+  // This rank's part of the queries to every rank, of key and value to the rank that has the newest
+  // position.
+  __device__ __forceinline__ void SendHeads() const {
+    constexpr int kVectors = kRows / 4;
+    const uint32_t ready = block.ToRank(&shared.mixer_ready);
+#pragma unroll 1
+    for (int b = 0; b < B; ++b) {
+      const int heads = share.heads + (Part(b).owner == block.half_warp ? 2 : 0);
+#pragma unroll 1
+      for (int i = block.half_lane; i < heads * kVectors; i += kRanks) {
+        const int head = i / kVectors, at = i % kVectors * 4;
+        const int from = head < share.heads
+                             ? head * query_rows
+                             : share.heads * query_rows + (head - share.heads) * kRows;
+        Send(block.ToRank(&shared.mixer[b][head * D + block.rank * kRows + at]), ready,
+             *reinterpret_cast<const uint4*>(&shared.kept[b][from + at]));
+      }
+    }
   }
 
   __device__ __forceinline__ void Mix(const StepLayer& layer) {

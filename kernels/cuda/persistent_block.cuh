@@ -15,19 +15,22 @@ struct StepBlock {
   char* ring;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int group = warp / kGroupWarps, quarter = warp % kGroupWarps;
-  // Each lane of a half warp sends to one rank.
+  // A half warp sends to one rank, neighbouring bytes by neighbouring lanes: the network between the
+  // blocks takes whole lines as fast as parts of them.
   const int half_lane = threadIdx.x % kRanks, half_warp = threadIdx.x / kRanks;
   const int rank, cluster;
   const float per_hidden = 1.0f / static_cast<float>(a.shape.hidden);
   const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
-  uint32_t to_peer = 0;             // from an address here to the half lane's rank's
+  uint32_t to_rank = 0, to_lane = 0;  // from an address here to the half warp's rank's; the lane's
 
   int slot = 0;  // the next of the ring
   uint32_t slot_parity = 0;
   uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
-  uint32_t hop = 0;  // of the stream's partial sums
-  uint32_t first_epoch = 0;
-  float hidden[B][kStreamSpan] = {};  // the stream's rows of these eight lanes
+  int hop = 0;  // the exchanges between clusters, counted
+  unsigned long long* words;
+  // Of this rank's rows of the stream, for row `stream_b` of x, two are this lane's.
+  const int stream_b = kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp;
+  float2 hidden = {0.0f, 0.0f};
 
   __device__ __forceinline__ StepBlock(const StepArguments& arguments, StepShared<B>& s, char* r)
       : a(arguments),
@@ -37,13 +40,28 @@ struct StepBlock {
         cluster(static_cast<int>(blockIdx.x) / kRanks),
         stream_rows(arguments.shape.hidden / kRanks),
         k_blocks(arguments.shape.hidden / kBoxK) {
-    to_peer = Mapped(&s, half_lane) - SharedAddress(&s);
-    first_epoch = *a.epoch;
+    to_rank = Mapped(&s, half_warp) - SharedAddress(&s);
+    to_lane = Mapped(&s, half_lane) - SharedAddress(&s);
+    const int64_t words_of_step = int64_t{2} * kMaxStepRows * a.shape.hidden;
+    const uint32_t turn = *a.turn % 2;
+    words = a.words + turn * words_of_step;
+    // The next step's begin at zero.
+    unsigned long long* next = a.words + (1 - turn) * words_of_step;
+#pragma unroll 1
+    for (int64_t i = blockIdx.x * kStepThreads + threadIdx.x; i < words_of_step;
+         i += gridDim.x * kStepThreads)
+      next[i] = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < 2 * 2 * kPublished<B>; i += kStepThreads)
+      (&shared.published[0][0][0])[i] = 0.0f;
   }
 
   __device__ __forceinline__ void Sync() { NamedBarrier(kConsumerBarrier, kStepThreads); }
-  __device__ __forceinline__ uint32_t Peer(const void* p) const {
-    return SharedAddress(p) + to_peer;
+  __device__ __forceinline__ uint32_t ToRank(const void* p) const {
+    return SharedAddress(p) + to_rank;
+  }
+  __device__ __forceinline__ uint32_t ToLane(const void* p) const {
+    return SharedAddress(p) + to_lane;
   }
 
   // One thread says how many bytes the cluster will send; all wait for them.
@@ -88,137 +106,117 @@ struct StepBlock {
     slot = (slot == 0 ? kRingSlots<B> : slot) - 1;
   }
 
-  // Which of this rank's rows of the stream are these eight lanes'.
-  __device__ __forceinline__ int StreamRow(int i) const {
-    return threadIdx.x / 8 + i * (kStepThreads / 8);
-  }
-
-  // `outgoing`, `count` elements of each of its columns, N at a time to every rank's
-  // to[column][at...].
-  template <int N, int Stride>
+  // `outgoing`, `count` elements of each of its columns, to every rank's to[column][at...].
+  template <int Stride>
   __device__ __forceinline__ void SendOutgoing(bf16 (&to)[2 * B][Stride], int at, int count,
                                                uint64_t* barrier) {
-    const uint32_t ready = Peer(barrier);
-    const int column = half_warp % (2 * B);
+    constexpr int kVector = 4;
+    const uint32_t ready = ToRank(barrier);
 #pragma unroll 1
-    for (int i = half_warp / (2 * B) * N; i < count; i += kHalfWarps / (2 * B) * N) {
-      const bf16* from = &shared.outgoing[column][i];
-      const uint32_t there = Peer(&to[column][at + i]);
-      if constexpr (N == 8) {
-        Send(there, ready, *reinterpret_cast<const uint4*>(from));
-      } else {
-        const uint2 v = *reinterpret_cast<const uint2*>(from);
-        Send(there, ready, v.x, v.y);
-      }
+    for (int i = half_lane; i < 2 * B * count / kVector; i += kRanks) {
+      const int column = i / (count / kVector), j = i % (count / kVector) * kVector;
+      const uint2 v = *reinterpret_cast<const uint2*>(&shared.outgoing[column][j]);
+      Send(ToRank(&to[column][at + j]), ready, v.x, v.y);
     }
   }
 
-  // The stream's rows, scaled by the norm's weight, to every rank; with them the sum of their
-  // squares.
-  __device__ __forceinline__ void SendStream(const float (&weight)[kStreamSpan]) {
-#pragma unroll
-    for (int b = 0; b < B; ++b) {
-      float square = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kStreamSpan; ++i) {
-        const Halves v(__fmul_rn(hidden[b][i], weight[i]));
-        if (lane % 8 == 0 && StreamRow(i) < stream_rows) {
-          shared.outgoing[2 * b][StreamRow(i)] = v.high;
-          shared.outgoing[2 * b + 1][StreamRow(i)] = v.low;
-        }
-        square = fmaf(hidden[b][i], hidden[b][i], square);  // the same in the row's eight lanes
-      }
-      square += __shfl_xor_sync(kFullMask, square, 8);
-      square += __shfl_xor_sync(kFullMask, square, 16);
-      if (lane == 0) shared.own_squares[b][warp] = square;
-    }
-    Sync();
-    SendOutgoing<8>(shared.stream, rank * stream_rows, stream_rows, &shared.stream_ready);
-    const int b = kHalfWarps - 1 - half_warp;
-    if (b >= B) return;
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kStepWarps; i += 4) {
-      const float4 x = *reinterpret_cast<const float4*>(&shared.own_squares[b][i]);
-      sum += (x.x + x.y) + (x.z + x.w);
-    }
-    Send(Peer(&shared.squares[b][rank]), Peer(&shared.stream_ready), __float_as_uint(sum));
+  __device__ __forceinline__ int StreamRow() const { return rank * stream_rows + 2 * lane; }
+  __device__ __forceinline__ bool HasStream() const {
+    return stream_b < B && 2 * lane < stream_rows;
   }
 
-  // The norm's weights of these lanes' rows; 0 where there is none.
-  struct Weights {
-    float v[kStreamSpan];
-  };
-  __device__ __forceinline__ Weights StreamWeights(const float* norm) const {
-    Weights w;
-#pragma unroll
-    for (int i = 0; i < kStreamSpan; ++i) {
-      const int row = StreamRow(i);
-      w.v[i] =
-          row < stream_rows ? a.shape.norm_offset + Global(norm)[rank * stream_rows + row] : 0.0f;
+  // Asks for the norm's weights of these rows, for the next Hop.
+  __device__ __forceinline__ void FetchNorm(const float* norm) const {
+    if (HasStream()) FetchAsync<8>(&shared.norm[stream_b][2 * lane], norm + StreamRow());
+  }
+
+  // These rows, scaled by the norm's weight, to every rank; with them the sum of their squares. By
+  // one warp alone, which waits for no other.
+  __device__ __forceinline__ void SendStream() const {
+    const int high = 2 * stream_b;
+    AwaitFetches();
+    if (HasStream()) {
+      const float2 norm = *reinterpret_cast<const float2*>(&shared.norm[stream_b][2 * lane]);
+      const float offset = a.shape.norm_offset;
+      const SplitPair v = SplitTwo(__fmul_rn(hidden.x, norm.x + offset),
+                                   __fmul_rn(hidden.y, norm.y + offset));
+      *reinterpret_cast<uint32_t*>(&shared.outgoing[high][2 * lane]) = v.high;
+      *reinterpret_cast<uint32_t*>(&shared.outgoing[high + 1][2 * lane]) = v.low;
     }
-    return w;
-  }
-
-  __device__ __forceinline__ void Embed(const float* norm) {
-    const Weights weights = StreamWeights(norm);
+    __syncwarp();
+    // A half warp has a rank's 16 vectors, eight of each column.
+    const int column = high + lane / 8 % 2, at = lane % 8 * 8;
+    if (at < stream_rows) {
+      const uint4 v = *reinterpret_cast<const uint4*>(&shared.outgoing[column][at]);
+      const bf16* to = &shared.stream[column][rank * stream_rows + at];
 #pragma unroll
-    for (int b = 0; b < B; ++b) {
-      const bf16* from = a.embedding.At(max(a.token_ids[b], 0)) + rank * stream_rows;
-#pragma unroll
-      for (int i = 0; i < kStreamSpan; ++i)
-        hidden[b][i] = StreamRow(i) < stream_rows ? ToFloat(from[StreamRow(i)]) : 0.0f;
-    }
-    SendStream(weights.v);
-  }
-
-  __device__ __forceinline__ unsigned long long* Word(int b, int row, int of_cluster) const {
-    return a.words +
-           ((static_cast<int64_t>(hop & 1) * B + b) * a.shape.hidden + row) * kMaxClusters +
-           of_cluster;
-  }
-
-  // Adds what every cluster has made of this rank's rows, in order of the clusters' pairs, pairs of
-  // pairs and halves, and passes the stream on.
-  __device__ __forceinline__ void Hop(const float* norm) {
-    const Weights weights = StreamWeights(norm);
-    const int of_cluster = lane % 8;
-    const uint32_t epoch = first_epoch + hop;
-    unsigned long long words[B][kStreamSpan];
-    Patience patience;
-#pragma unroll 1
-    for (bool done = of_cluster >= a.shape.clusters; !done; patience.Try()) {
-      done = true;
-#pragma unroll
-      for (int b = 0; b < B; ++b) {
-#pragma unroll
-        for (int i = 0; i < kStreamSpan; ++i) {
-          const int row = min(StreamRow(i), stream_rows - 1);
-          words[b][i] = ReadWord(Word(b, rank * stream_rows + row, of_cluster));
-        }
-      }
-#pragma unroll
-      for (int b = 0; b < B; ++b) {
-#pragma unroll
-        for (int i = 0; i < kStreamSpan; ++i)
-          done &= static_cast<uint32_t>(words[b][i] >> 32) == epoch;
+      for (int i = 0; i < kRanks; i += 2) {
+        const int to_which = i + lane / kRanks;
+        Send(Mapped(to, to_which), Mapped(&shared.stream_ready, to_which), v);
       }
     }
     __syncwarp();
+    float square = fmaf(hidden.x, hidden.x, __fmul_rn(hidden.y, hidden.y));
 #pragma unroll
-    for (int b = 0; b < B; ++b) {
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      square += __shfl_xor_sync(kFullMask, square, offset);
+    if (lane < kRanks) 
+      Send(ToLane(&shared.squares[stream_b][rank]), ToLane(&shared.stream_ready),
+           __float_as_uint(square));
+  }
+
+  __device__ __forceinline__ void Embed() {
+    if (HasStream()) {
+      const bf16* from = a.embedding.At(max(a.token_ids[stream_b], 0)) + StreamRow();
+      hidden = make_float2(ToFloat(from[0]), ToFloat(from[1]));
+    }
+    __syncwarp();
+    if (stream_b < B) SendStream();
+  }
+
+  // Where the partial sums of a row of the stream are added up, in two buffers by turns.
+  __device__ __forceinline__ unsigned long long* Word(int b, int row) const {
+    return words + (hop % 2 * kMaxStepRows + b) * a.shape.hidden + row;
+  }
+
+  // Adds this warp's sums of a tile of the output to those of all clusters, in place of what it
+  // added to the same buffer the last time.
+  __device__ __forceinline__ void Publish(const float2 (&sums)[kColumnTiles<B>]) {
 #pragma unroll
-      for (int i = 0; i < kStreamSpan; ++i) {
-        const bool counts = of_cluster < a.shape.clusters && StreamRow(i) < stream_rows;
-        float v = counts ? __uint_as_float(static_cast<uint32_t>(words[b][i])) : 0.0f;
-        v += __shfl_xor_sync(kFullMask, v, 1);
-        v += __shfl_xor_sync(kFullMask, v, 2);
-        v += __shfl_xor_sync(kFullMask, v, 4);
-        hidden[b][i] += v;
+    for (int n = 0; n < kColumnTiles<B>; ++n) {
+      const int b = 4 * n + lane % 4;
+      if (b >= B) continue;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = quarter * kTile + 8 * i + lane / 4;
+        if (row >= stream_rows) continue;
+        const float v = i == 0 ? sums[n].x : sums[n].y;
+        float& before = shared.published[hop % 2][i][(warp * 8 + lane / 4) * B + b];
+        AddToWord(Word(b, rank * stream_rows + row), Contribution(v) - Contribution(before) + 1);
+        before = v;
       }
     }
+    __syncwarp();
+  }
+
+  // Adds what all clusters have made to this rank's rows of the stream and passes it on.
+  __device__ __forceinline__ void Hop() {
+    if (stream_b < B) {
+      const auto added = static_cast<unsigned>(kGroups * a.shape.clusters * (hop / 2 + 1));
+      unsigned long long first = 0, second = 0;
+      if (HasStream()) {
+        const unsigned long long* from = Word(stream_b, StreamRow());
+        Patience patience;
+        for (ReadWords(first, second, from); !HasAll(first, added) || !HasAll(second, added);
+             ReadWords(first, second, from))
+          patience.Try();
+        hidden.x += SumOf(first, added);
+        hidden.y += SumOf(second, added);
+      }
+      __syncwarp();
+      SendStream();
+    }
     ++hop;
-    SendStream(weights.v);
   }
 
   __device__ __forceinline__ void AwaitStream() {
@@ -244,21 +242,21 @@ struct StepBlock {
 
   // The norm's factor of each row, from all ranks' squares, for whoever comes after a barrier.
   __device__ __forceinline__ void NormFactors() const {
-    const int b = kStepWarps - 1 - warp;
-    if (b >= B) return;
-    float sum = shared.squares[b][lane % kRanks];
+    if (stream_b >= B) return;
+    float sum = shared.squares[stream_b][lane % kRanks];
 #pragma unroll
     for (int offset = kRanks / 2; offset > 0; offset /= 2)
       sum += __shfl_xor_sync(kFullMask, sum, offset);
-    if (lane == 0) shared.norm_factor[b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
+    if (lane == 0) shared.norm_factor[stream_b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
   }
 
-  // `rows` rows of weights, tile by tile from the ring, times the stream. A tile is `Boxes` copied
-  // boxes of 16 / Boxes rows each. before() runs when the stream is there; finish(parts,
+  // `rows` rows of weights, tile by tile from the ring in boxes of `box_rows` rows, times the
+  // stream. before() runs once the stream is in registers; finish(parts,
   // first, count) every AtOnce tiles, when their parts are there. With less than kTilesAtOnce the
   // parts alternate; otherwise finish must have a barrier after it has read them.
-  template <int Boxes, int AtOnce, typename Before, typename Finish>
-  __device__ __forceinline__ void MultiplyStream(int rows, Before before, Finish finish) {
+  template <int AtOnce, typename Before, typename Finish>
+  __device__ __forceinline__ void MultiplyStream(int rows, int box_rows, Before before,
+                                                 Finish finish) {
     Columns<B> x[kBlocksOfWarp];
 #pragma unroll
     for (int i = 0; i < kBlocksOfWarp; ++i) {
@@ -268,10 +266,9 @@ struct StepBlock {
     }
     NormFactors();
     before();
-    constexpr int kBoxRows = kTile / Boxes;
-    const int row = lane % kTile, box = row / kBoxRows;
-    const int at = box * k_blocks * kBoxRows * 128 + (box + 1) / 2 * kBoxGap +
-                   quarter * kBoxRows * 128 + row % kBoxRows * 128;
+    const int row = lane % kTile, block_bytes = box_rows * kBoxK * 2;
+    const int at = BoxOffset(row / box_rows, box_rows, k_blocks * block_bytes) +
+                   quarter * block_bytes + row % box_rows * kBoxK * 2;
 #pragma unroll 1
     for (int first = 0; first < rows; first += AtOnce * kTile) {
       float* parts = shared.parts + first % (kTilesAtOnce * kTile) * B;
@@ -282,7 +279,7 @@ struct StepBlock {
         for (int i = 0; i < kBlocksOfWarp; ++i) {
           if (quarter + i * kGroupWarps >= k_blocks) continue;
           Weights64 w;
-          LoadTile(w, weights + at + i * kGroupWarps * kBoxRows * 128);
+          LoadTile(w, weights + at + i * kGroupWarps * block_bytes);
           MultiplyTile<B>(c, w, x[i]);
         }
 #pragma unroll
@@ -325,45 +322,18 @@ struct StepBlock {
         }
       }
     });
-#pragma unroll
-    for (int n = 0; n < kColumnTiles<B>; ++n)
-      PutParts(shared.parts, group, quarter * kTile, n, sums[n]);
-    Sync();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads) {
-      const float v = shared.parts[i] + shared.parts[StepShared<B>::kPartStride + i];
-      PublishWord(Word(i % B, rank * stream_rows + i / B, cluster), v, first_epoch + hop);
-    }
+    Publish(sums);
   }
-
-  // This rank's rows of `heads` heads of D elements, where they begin in `kept`, to the same heads
-  // of every rank's `mixer`, or to one rank alone: to(b, head) is that rank, or -1.
-  template <int D, typename Kept, typename To>
-  __device__ __forceinline__ void SendHeads(int heads, Kept kept, To to) {
-    constexpr int kRows = D / kRanks, kVectors = kRows / 4;
-    const uint32_t ready = Peer(&shared.mixer_ready);
-#pragma unroll 1
-    for (int b = 0; b < B; ++b) {
-#pragma unroll 1
-      for (int i = half_warp; i < heads * kVectors; i += kHalfWarps) {
-        const int head = i / kVectors, at = i % kVectors * 4, only = to(b, head);
-        if (only >= 0 && only != half_lane) continue;
-        Send(Peer(&shared.mixer[b][head * D + rank * kRows + at]), ready,
-             *reinterpret_cast<const uint4*>(&shared.kept[b][kept(head) + at]));
-      }
-    }
-  }
-
   // When a cluster has no part in a half of a layer. Its ranks wait for one another, as the
   // exchange inside a half makes the others wait: a rank that ran ahead would count into its
   // neighbours' current phase of the stream.
   __device__ __forceinline__ void PublishNothing() {
-    if (threadIdx.x < kRanks) Send(Peer(&shared.token[rank]), Peer(&shared.slice_ready), 0u);
+    if (threadIdx.x < kRanks) Send(ToLane(&shared.token[rank]), ToLane(&shared.slice_ready), 0u);
     Await(&shared.slice_ready, slice_parity, kRanks * 4);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < stream_rows * B; i += kStepThreads)
-      PublishWord(Word(i % B, rank * stream_rows + i / B, cluster), 0.0f, first_epoch + hop);
+    const float2 nothing[kColumnTiles<B>] = {};
+    Publish(nothing);
   }
+
 };
 
 }  // namespace qwend::cuda

@@ -78,7 +78,7 @@ struct HeadPreparer {
       const float inverse = rsqrtf(Lanes::Sum(square) / D + shape.head_norm_eps);
       LoadFloats(weight, shared.attention.norms[query ? 0 : 1] + at);
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) x[i] *= inverse * weight[i];
+      for (int i = 0; i < kPer; ++i) x[i] *= inverse * (shape.head_norm_offset + weight[i]);
     }
     const int half = shape.rotary_half;  // kPer times a power of two
     float cos[kPer], sin[kPer];

@@ -6,8 +6,6 @@
 
 namespace qwend::cuda {
 
-constexpr int kConvWidth = 4;
-
 template <int B, int DK, int DV>
 struct LinearMixer {
   StepBlock<B>& block;
@@ -23,60 +21,63 @@ struct LinearMixer {
   const int rows = share.heads * head_rows;
   const int channels = 2 * shape.key_heads * DK + shape.key_heads * shape.heads_per_key * DV;
 
-  // The convolution's channel of a row of this rank's projection; -1 for gates, which have none.
-  __device__ __forceinline__ int ChannelOf(int row) const {
-    if (row >= rows) return -1;
-    const int local_head = row / head_rows, head = share.first_head + local_head;
-    int i = row - local_head * head_rows;
-    if (i < 2 * kQueryRows)
-      return (i / kQueryRows * shape.key_heads + head) * DK + block.rank * kQueryRows +
-             i % kQueryRows;
-    i -= 2 * kQueryRows;
-    if (i >= value_rows) return -1;
-    return 2 * shape.key_heads * DK + (head * shape.heads_per_key + i / kValueRows) * DV +
-           block.rank * kValueRows + i % kValueRows;
-  }
-
-  // This thread's outputs of the projection are of one row of x; the same in all layers.
+  // This thread's outputs of the projection are of one row of x; the same in all layers. For each
+  // of them its channel of the convolution, -1 for gates and where there is none, and its place
+  // among this rank's channels.
   const int b = static_cast<int>(threadIdx.x) % B;
   __device__ __forceinline__ static int RowAt(int i) {
     return (static_cast<int>(threadIdx.x) + i * kStepThreads) / B;
   }
-  int channel[kItems<B>];
+  int channel[kItems<B>], place[kItems<B>];
   __device__ __forceinline__ void Locate() {
+    const int head_channels = 2 * kQueryRows + value_rows;
 #pragma unroll
-    for (int i = 0; i < kItems<B>; ++i) channel[i] = ChannelOf(RowAt(i));
+    for (int item = 0; item < kItems<B>; ++item) {
+      const int row = RowAt(item), local_head = row / head_rows;
+      const int i = row - local_head * head_rows, head = share.first_head + local_head;
+      const int value = i - 2 * kQueryRows;
+      place[item] = (local_head * head_channels + i) * B + b;
+      if (row >= rows || value >= value_rows) {
+        channel[item] = -1;
+      } else if (value < 0) {
+        channel[item] = (i / kQueryRows * shape.key_heads + head) * DK + block.rank * kQueryRows +
+                        i % kQueryRows;
+      } else {
+        channel[item] = 2 * shape.key_heads * DK +
+                        (head * shape.heads_per_key + value / kValueRows) * DV +
+                        block.rank * kValueRows + value % kValueRows;
+      }
+    }
   }
 
-  // A channel's state before the step, and its weights.
-  struct Channel {
-    float samples[kConvWidth - 1];
-    float4 weights;
-  };
+  // The convolution's state and weights of these rows, asked for while the stream is on its way.
+  // They lie in the slice, which must be free.
   __device__ __forceinline__ float* TailOf(const StepLayer& layer, int i) const {
     return Global(layer.conv_state) +
            static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel[i];
   }
-  __device__ __forceinline__ Channel Load(const StepLayer& layer, int i) const {
-    Channel c{};
-    if (channel[i] < 0) return c;
-    const float* tail = TailOf(layer, i);
+  __device__ __forceinline__ void FetchConv(const StepLayer& layer) const {
 #pragma unroll
-    for (int j = 0; j < kConvWidth - 1; ++j)
-      c.samples[j] = tail[static_cast<int64_t>(j) * channels];
-    c.weights = reinterpret_cast<const float4*>(Global(layer.conv_weight))[channel[i]];
-    return c;
+    for (int i = 0; i < kItems<B>; ++i) {
+      if (channel[i] < 0) continue;
+      const float* tail = TailOf(layer, i);
+#pragma unroll
+      for (int j = 0; j < kConvWidth - 1; ++j)
+        FetchAsync<4>(&shared.conv.samples[j][place[i]], tail + static_cast<int64_t>(j) * channels);
+      FetchAsync<16>(&shared.conv.weights[place[i]], layer.conv_weight + channel[i] * kConvWidth);
+    }
   }
   // The convolution with its newest sample; the state moves on by one.
-  __device__ __forceinline__ float Convolve(const StepLayer& layer, int i, const Channel& c,
-                                            float newest) const {
+  __device__ __forceinline__ float Convolve(const StepLayer& layer, int i, float newest) const {
+    const auto& samples = shared.conv.samples;
+    const int at = place[i];
+    const float first = samples[0][at], second = samples[1][at], third = samples[2][at];
+    const float4 w = shared.conv.weights[at];
     float* tail = TailOf(layer, i);
-    tail[0] = c.samples[1];
-    tail[channels] = c.samples[2];
+    tail[0] = second;
+    tail[channels] = third;
     tail[2 * static_cast<int64_t>(channels)] = newest;
-    const float4 w = c.weights;
-    return QuickSilu(
-        fmaf(w.w, newest, fmaf(w.z, c.samples[2], fmaf(w.y, c.samples[1], w.x * c.samples[0]))));
+    return QuickSilu(fmaf(w.w, newest, fmaf(w.z, third, fmaf(w.y, second, w.x * first))));
   }
 
   // This rank's 64 columns of the gates' rows, b above a. One warp of the group that never has more
@@ -104,15 +105,27 @@ struct LinearMixer {
       shared.linear.own_gates[row][block.lane / 4 + kMaxValueHeads] = sums.y;
     }
   }
-  // What it made, to every rank, by the half warps that have least else to send.
-  __device__ __forceinline__ void SendGates() const {
-    if (block.rank >= block.k_blocks) return;
-    constexpr int kVectors = 2 * kMaxValueHeads / 4;
+  // This rank's part of queries and keys, [heads][2][kQueryRows], and of the gates, to every rank.
+  __device__ __forceinline__ void SendHeads() const {
+    constexpr int kVectors = 2 * kQueryRows / 4, kGateVectors = 2 * kMaxValueHeads / 4;
+    const int heads = share.heads * kVectors;
+    const int all = heads + (block.rank < block.k_blocks ? kGateVectors : 0);
+    const uint32_t ready = block.ToRank(&shared.mixer_ready);
 #pragma unroll 1
-    for (int i = kHalfWarps - 1 - block.half_warp; i < B * kVectors; i += kHalfWarps) {
-      const int row = i / kVectors, at = i % kVectors * 4;
-      Send(block.Peer(&shared.linear.gates[row][block.rank][at]), block.Peer(&shared.mixer_ready),
-           *reinterpret_cast<const uint4*>(&shared.linear.own_gates[row][at]));
+    for (int row = 0; row < B; ++row) {
+#pragma unroll 1
+      for (int i = block.half_lane; i < all; i += kRanks) {
+        const float *from, *to;
+        if (i < heads) {
+          const int head = i / kVectors, at = i % kVectors * 4;
+          from = &shared.kept[row][head * head_rows + at];
+          to = &shared.mixer[row][block.rank * heads * 4 + i * 4];
+        } else {
+          from = &shared.linear.own_gates[row][(i - heads) * 4];
+          to = &shared.linear.gates[row][block.rank][(i - heads) * 4];
+        }
+        Send(block.ToRank(to), ready, *reinterpret_cast<const uint4*>(from));
+      }
     }
   }
 
@@ -142,8 +155,11 @@ struct LinearMixer {
   __device__ __forceinline__ void Delta(int b, int head, const StateConstants& constants,
                                         float4* state) {
     const int lane = block.lane;
-    const float* q = shared.mixer[b] + head / shape.heads_per_key * 2 * DK;
-    const float* k = q + DK;
+    // A rank's part of queries and keys after another's, a lane's rows kRowLanes apart.
+    const int part = share.heads * 2 * kQueryRows;
+    const float* q = shared.mixer[b] + row_lane / kQueryRows * part +
+                     head / shape.heads_per_key * 2 * kQueryRows + row_lane % kQueryRows;
+    const float* k = q + kQueryRows;
     float4 s[kLoads];
     float ks[kLoads];
     // Sums over the rows: of the state before its decay with k and with q, columns 0 to 3; q q, k
@@ -153,8 +169,9 @@ struct LinearMixer {
     for (int i = 0; i < kLoads; ++i) {
       const int row = i * kRowLanes + row_lane;
       s[i] = state[row * kQuads + quad];
-      ks[i] = k[row];
-      const float qs = q[row], column[4] = {s[i].x, s[i].y, s[i].z, s[i].w};
+      const int at = i * (kRowLanes / kQueryRows) * part;
+      ks[i] = k[at];
+      const float qs = q[at], column[4] = {s[i].x, s[i].y, s[i].z, s[i].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         sums[j] = fmaf(column[j], ks[i], sums[j]);
@@ -234,38 +251,24 @@ struct LinearMixer {
     if (threadIdx.x == 2 * kWarp) PrefetchLine(layer.gated_norm + block.rank * kValueRows);
   }
 
-  // The convolution's state and weights, asked for before the stream is on its way.
-  Channel early[kItems<B>];
-  __device__ __forceinline__ void Begin(const StepLayer& layer) {
-#pragma unroll
-    for (int i = 0; i < kItems<B>; ++i) early[i] = Load(layer, i);
-  }
-  __device__ __forceinline__ void Forget() {
-#pragma unroll
-    for (Channel& c : early) c = Channel{};
-  }
-
   // Queries and keys to every rank; values and gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
     block.AwaitStream();
     if (share.heads == 0) return;
-    block.template MultiplyStream<4, kTilesAtOnce>(
-        rows, [&] { MultiplyGates(); },
+    block.template MultiplyStream<kTilesAtOnce>(
+        rows, BoxRows(DK), [&] { MultiplyGates(); },
         [&](const float* parts, int, int count) {
           const float factor = shared.norm_factor[b];
+          AwaitFetches();
 #pragma unroll
           for (int i = 0; i < kItems<B>; ++i) {
             const int item = threadIdx.x + i * kStepThreads;
             if (item >= count * B) continue;
             const float v = __fmul_rn(block.SumParts(parts, item), factor);
-            shared.kept[b][RowAt(i)] = channel[i] < 0 ? v : Convolve(layer, i, early[i], v);
+            shared.kept[b][RowAt(i)] = channel[i] < 0 ? v : Convolve(layer, i, v);
           }
           block.Sync();
-          block.template SendHeads<DK>(
-              2 * share.heads,
-              [&](int head) { return head / 2 * head_rows + head % 2 * kQueryRows; },
-              [](int, int) { return -1; });
-          SendGates();
+          SendHeads();
         });
   }
 

@@ -94,10 +94,9 @@ class PersistentProgram : public Program {
     all.commands = static_cast<const CopyCommand*>(upload(schedule.commands));
     all.first_command = static_cast<const int*>(upload(schedule.first_command));
     all.first_head_tile = static_cast<const int*>(upload(schedule.first_head_tile));
-    memory_.push_back(allocate(int64_t{2} * kMaxStepRows * all.shape.hidden * kMaxClusters *
-                               int64_t{sizeof(*all.words)}));
-    all.words = static_cast<unsigned long long*>(memory_.back().data());
-    all.epoch = static_cast<uint32_t*>(upload(std::vector<uint32_t>{1}));
+    all.words = static_cast<unsigned long long*>(upload(std::vector<unsigned long long>(
+        static_cast<size_t>(4) * kMaxStepRows * static_cast<size_t>(all.shape.hidden))));
+    all.turn = static_cast<uint32_t*>(upload(std::vector<uint32_t>{0}));
     for (int first = 0; first < all.shape.rows;) {
       const int left = all.shape.rows - first, rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
       passes_.push_back(PassOf(all, first, rows));

@@ -8,8 +8,6 @@
 namespace qwend::cuda {
 namespace {
 
-constexpr int kQuad = 4;  // rows in the smallest box
-
 // `n` things over `parts`, as evenly as whole ones go, the larger shares first.
 std::vector<int> Even(int n, int parts) {
   std::vector<int> shares(parts, n / parts);
@@ -60,7 +58,8 @@ class Scheduler {
     return 2 * h.hidden * (in_rows + out_columns);
   }
 
-  // Heads as evenly as they go; the MLP's units to whoever has least to read.
+  // Heads as evenly as they go; the MLP's units to whoever has least to read, so many at once that
+  // a box has eight rows of each rank if there are enough.
   void ShareLayer(bool linear) {
     const StepShape& h = shape();
     const int heads = linear ? h.key_heads : h.kv_heads * h.group;
@@ -69,10 +68,12 @@ class Scheduler {
     std::vector<int> unit_shares(clusters_, 0);
     std::vector<int64_t> bytes(clusters_);
     for (int c = 0; c < clusters_; ++c) bytes[c] = MixerBytes(linear, head_shares[c]);
-    for (int i = 0; i < units; ++i) {
+    const int at_once = units % 2 == 0 ? 2 : 1;
+    shape().mlp_box_rows = at_once * kBoxK / kRanks;
+    for (int i = 0; i < units; i += at_once) {
       const auto least = std::min_element(bytes.begin(), bytes.end());
-      *least += int64_t{6} * kBoxK * h.hidden;
-      ++unit_shares[least - bytes.begin()];
+      *least += int64_t{6} * at_once * kBoxK * h.hidden;
+      unit_shares[least - bytes.begin()] += at_once;
     }
     int first_head = 0, first_unit = 0;
     for (int c = 0; c < clusters_; ++c) {
@@ -150,29 +151,29 @@ class Scheduler {
   }
   void NextSlot() { slot_ = s_.commands.size(); }
 
-  // Quads of rows, four to a slot, over all of K.
-  void CopyQuads(const std::vector<WeightRow>& quads) {
-    const int quad_bytes = kQuad * shape().hidden * 2;
-    for (size_t i = 0; i < quads.size(); ++i) {
-      const int box = static_cast<int>(i % 4);
+  // Boxes of `rows` rows over all of K, 16 rows to a slot.
+  void CopyBoxes(const std::vector<WeightRow>& boxes, int rows) {
+    const int bytes = rows * shape().hidden * 2, of_slot = kTile / rows;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      const int box = static_cast<int>(i) % of_slot;
       if (box == 0) NextSlot();
-      Copy(*quads[i].weight, quads[i].row, 0, kQuad, KBlocks(),
-           box * quad_bytes + (box + 1) / 2 * kBoxGap);
+      Copy(*boxes[i].weight, boxes[i].row, 0, rows, KBlocks(), BoxOffset(box, rows, bytes));
     }
   }
 
   // A rank's rows of an output matrix, columns [first, first + count) * 64, four blocks to a slot.
   void CopySlice(const TensorView& weight, int rank, int first, int count) {
-    const int rows = StreamRows();
-    for (int i = 0; i < count; ++i) {
-      if (i % 4 == 0) NextSlot();
-      Copy(weight, rank * rows, first + i, rows, 1, i % 4 * rows * kBoxK * 2);
+    for (int i = 0; i < count; i += kSlotBlocks) {
+      NextSlot();
+      Copy(weight, rank * StreamRows(), first + i, StreamRows(), std::min(count - i, kSlotBlocks),
+           0);
     }
   }
 
-  void AddRows(std::vector<WeightRow>& quads, const ops::NormProjections& in,
-               const TensorView& view, int head, int first, int count) {
-    for (int i = 0; i < count; i += kQuad) quads.push_back(RowOf(in, view, head, first + i));
+  // Rows [first, first + count) of a rank's part of a head, in boxes of `rows`.
+  void AddRows(std::vector<WeightRow>& boxes, const ops::NormProjections& in,
+               const TensorView& view, int head, int first, int count, int rows) {
+    for (int i = 0; i < count; i += rows) boxes.push_back(RowOf(in, view, head, first + i));
   }
 
   void CopyLinear(const LayerOps& ops, int layer, const ClusterShare& share, int rank) {
@@ -182,16 +183,17 @@ class Scheduler {
     const ops::NormProjections& in = *ops.in;
     const int keys = h.key_dim / kRanks, values = h.value_dim / kRanks;
     const int first_value = share.first_head * h.heads_per_key;
-    std::vector<WeightRow> quads;
+    const int box = BoxRows(h.key_dim);
+    std::vector<WeightRow> boxes;
     for (int head = share.first_head; head < share.first_head + share.heads; ++head) {
       const int at = head * h.key_dim + rank * keys;
-      AddRows(quads, in, op.conv.x, 0, at, keys);
-      AddRows(quads, in, op.conv.x, 0, h.key_heads * h.key_dim + at, keys);
+      AddRows(boxes, in, op.conv.x, 0, at, keys, box);
+      AddRows(boxes, in, op.conv.x, 0, h.key_heads * h.key_dim + at, keys, box);
       for (int v = head * h.heads_per_key; v < (head + 1) * h.heads_per_key; ++v)
-        AddRows(quads, in, op.conv.x, 0,
-                2 * h.key_heads * h.key_dim + v * h.value_dim + rank * values, values);
+        AddRows(boxes, in, op.conv.x, 0,
+                2 * h.key_heads * h.key_dim + v * h.value_dim + rank * values, values, box);
       for (int v = head * h.heads_per_key; v < (head + 1) * h.heads_per_key; ++v)
-        AddRows(quads, in, op.norm.z, v, rank * values, values);
+        AddRows(boxes, in, op.norm.z, v, rank * values, values, box);
     }
     if (rank < KBlocks()) {
       const WeightRow b = RowOf(in, op.gates.b, 0, first_value);
@@ -200,7 +202,7 @@ class Scheduler {
       Copy(*b.weight, b.row, rank, kMaxValueHeads, 1, kToGates);
       Copy(*a.weight, a.row, rank, kMaxValueHeads, 1, kToGates + kMaxValueHeads * kBoxK * 2);
     }
-    CopyQuads(quads);
+    CopyBoxes(boxes, box);
     s_.commands.push_back({layer, 0, kCopyState, 0, 0});
     CopySlice(ops.out->gemv.weight, rank, first_value * h.value_dim / kBoxK,
               share.heads * h.heads_per_key * h.value_dim / kBoxK);
@@ -210,15 +212,16 @@ class Scheduler {
     const StepShape& h = shape();
     const ops::DecodeAttention& op = *ops.attention;
     const int rows = h.head_dim / kRanks, kv_head = share.first_head / h.group;
-    std::vector<WeightRow> quads;
+    const int box = BoxRows(h.head_dim);
+    std::vector<WeightRow> boxes;
     if (share.heads == 0) return;
     for (int head = share.first_head; head < share.first_head + share.heads; ++head) {
-      AddRows(quads, *ops.in, op.attention.q, head, rank * rows, rows);
-      if (h.gated) AddRows(quads, *ops.in, op.gate.gate, head, rank * rows, rows);
+      AddRows(boxes, *ops.in, op.attention.q, head, rank * rows, rows, box);
+      if (h.gated) AddRows(boxes, *ops.in, op.gate.gate, head, rank * rows, rows, box);
     }
-    AddRows(quads, *ops.in, op.update.k, kv_head, rank * rows, rows);
-    AddRows(quads, *ops.in, op.update.v, kv_head, rank * rows, rows);
-    CopyQuads(quads);
+    AddRows(boxes, *ops.in, op.update.k, kv_head, rank * rows, rows, box);
+    AddRows(boxes, *ops.in, op.update.v, kv_head, rank * rows, rows, box);
+    CopyBoxes(boxes, box);
     s_.commands.push_back({layer, 0, kCopyCache, 0, 0});
     CopySlice(ops.out->gemv.weight, rank, share.first_head * h.head_dim / kBoxK,
               share.heads * h.head_dim / kBoxK);
@@ -227,12 +230,13 @@ class Scheduler {
   void CopyMlp(const LayerOps& ops, const ClusterShare& share, int rank) {
     const int columns = share.units * kBoxK / kRanks;
     const int first = share.first_unit * kBoxK + rank * columns;
-    std::vector<WeightRow> quads;
-    for (int i = 0; i < columns; i += kQuad) {
-      quads.push_back({&ops.gate_up->gate.weight, first + i});
-      quads.push_back({&ops.gate_up->up.weight, first + i});
+    const int rows = shape().mlp_box_rows;
+    std::vector<WeightRow> boxes;
+    for (int i = 0; i < columns; i += rows) {
+      boxes.push_back({&ops.gate_up->gate.weight, first + i});
+      boxes.push_back({&ops.gate_up->up.weight, first + i});
     }
-    CopyQuads(quads);
+    CopyBoxes(boxes, rows);
     CopySlice(ops.down->gemv.weight, rank, share.first_unit, share.units);
   }
 

@@ -12,7 +12,7 @@ namespace qwend::cuda {
 constexpr int kCachedPages = 32;  // of a rank's share of a sequence
 constexpr int kConsumerBarrier = 1;
 constexpr int kHalfWarps = kStepThreads / kRanks;
-constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // rows of eight lanes
+static_assert(kMaxStepHidden / kRanks == 2 * kWarp);  // two rows of the stream for each lane
 
 // The computing warps are two groups that take a phase's slots of weights by turns. Of a slot of
 // whole rows each warp of a group multiplies every fourth 64 elements of K, of a slot of an output
@@ -20,7 +20,6 @@ constexpr int kStreamSpan = kMaxStepHidden / kRanks / (kStepThreads / 8);  // ro
 constexpr int kGroups = 2;
 constexpr int kGroupWarps = kStepWarps / kGroups;
 constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kGroupWarps;
-constexpr int kSlotBlocks = 4;   // of an output matrix
 constexpr int kTilesAtOnce = 8;  // of a projection, between two barriers
 
 // Eight columns of a product hold four rows of x, each as its high and its low bf16 half.
@@ -31,6 +30,10 @@ constexpr int kColumnTiles = CeilDiv(2 * B, 8);
 template <int B>
 constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 
+// Outputs of both groups that a block adds to the stream, half of each tile.
+template <int B>
+constexpr int kPublished = kMaxStepHidden / kRanks / 2 * kGroups* B;
+
 // Slots of the ring: what the activations of B rows leave room for. Four or more, because slots
 // arrive in any order, though never more than two at a time: a group that has had its last slot two
 // turns ago knows that the one four turns ago has arrived, and so which turn a barrier counts.
@@ -39,7 +42,13 @@ constexpr int kRingSlots = B == 1   ? 6
                            : B == 2 ? 5
                                     : 4;
 
-// Linear attention: a rank's columns of a head's recurrent state come through the ring too, those
+// Linear attention: the convolution's width, and channels of a rank, of each row of x. At most
+// three of a head's four vectors go through it.
+constexpr int kConvWidth = 4;
+template <int B>
+constexpr int kMaxChannels = kTilesAtOnce* kTile * 3 / 4 * B;
+
+// A rank's columns of a head's recurrent state come through the ring too, those
 // of as many rows of x as fit in a slot.
 template <int DK, int DV>
 constexpr int kStateBytes = DK* DV / kRanks * 4;
@@ -80,7 +89,14 @@ struct StepShared {
     struct {
       alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
       alignas(16) float mixer[B][kMixerFloats];            // heads, each from all ranks
-      alignas(16) bf16 slice[2 * B][kMaxSliceK + 8];       // what the mixer or the MLP made
+      union {
+        alignas(16) bf16 slice[2 * B][kMaxSliceK + 8];  // what the mixer or the MLP made
+        // A linear layer's convolution, until this rank's heads have been sent.
+        struct {
+          alignas(16) float4 weights[kMaxChannels<B>];
+          float samples[kConvWidth - 1][kMaxChannels<B>];
+        } conv;
+      };
     };
     // Each warp's values, while a block attends to a row and has its queries. They may cover the
     // stream, and of one row alone the mixer: never the slice, into which ranks that are ahead
@@ -106,13 +122,14 @@ struct StepShared {
     } attention;
   };
   uint32_t token[kRanks];
+  alignas(16) float norm[B][kMaxStepHidden / kRanks];  // the next norm's weights, this rank's
   alignas(16) float cos[B][kMaxRotaryHalf];
   alignas(16) float sin[B][kMaxRotaryHalf];
   int page_rows[B][kCachedPages];  // where this rank's part of the sequence begins in the pages
   int position[B], slot[B];
   alignas(16) float parts[kGroupWarps * kPartStride];         // of products
   alignas(16) bf16 outgoing[2 * B][kMaxStepHidden / kRanks];  // to every rank
-  alignas(16) float own_squares[B][kStepWarps];
+  float published[2][2][kPublished<B>];  // what each thread added to the words of each buffer
   unsigned long long keys[B][kStepWarps];
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
   uint64_t stream_ready, slice_ready, mixer_ready, merge_ready, inputs_ready;

@@ -41,7 +41,7 @@ __device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>
   }
 }
 
-// The MLP: gate and up in tiles of four rows each, their product to every rank, then down.
+// The MLP: gate and up box by box in turn, their product to every rank, then down.
 template <int B>
 struct Mlp {
   StepBlock<B>& block;
@@ -52,22 +52,23 @@ struct Mlp {
   __device__ __forceinline__ void GateUp() {
     block.AwaitStream();
     if (share.units == 0) return;
-    block.template MultiplyStream<4, kTilesAtOnce>(
-        2 * columns, [] {},
+    const int box_rows = block.a.shape.mlp_box_rows;
+    block.template MultiplyStream<kTilesAtOnce>(
+        2 * columns, box_rows, [] {},
         [&](const float* parts, int, int) {
           const int b = threadIdx.x % B;
           const float factor = shared.norm_factor[b];
 #pragma unroll 1
           for (int i = threadIdx.x; i < columns * B; i += kStepThreads) {
-            const int column = i / B, row = column / 4 * 8 + column % 4;
+            const int column = i / B, row = column / box_rows * 2 * box_rows + column % box_rows;
             const float gate = block.SumParts(parts, row * B + b) * factor,
-                        up = block.SumParts(parts, (row + 4) * B + b) * factor;
+                        up = block.SumParts(parts, (row + box_rows) * B + b) * factor;
             const Halves v(__fmul_rn(QuickSilu(gate), up));
             shared.outgoing[2 * b][column] = v.high;
             shared.outgoing[2 * b + 1][column] = v.low;
           }
           block.Sync();
-          block.template SendOutgoing<4>(shared.slice, block.rank * columns, columns,
+          block.SendOutgoing(shared.slice, block.rank * columns, columns,
                                          &shared.slice_ready);
         });
     block.Await(&shared.slice_ready, block.slice_parity, B * share.units * kBoxK * 4);
@@ -89,8 +90,8 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
   const bool wanted = sampling.temperature != 0.0f || sampling.keep_logits != 0;
   SampleKey best = kNoKey;
   block.AwaitStream();
-  block.template MultiplyStream<1, kTilesAtOnce / 2>(
-      tiles * kTile, [] {},
+  block.template MultiplyStream<kTilesAtOnce / 2>(
+      tiles * kTile, kTile, [] {},
       [&](const float* parts, int first, int count) {
         const float factor = block.shared.norm_factor[b];
 #pragma unroll 1
@@ -137,13 +138,6 @@ struct Step {
     mixer.Output();
     mixer.Finish();
   }
-  __device__ __forceinline__ void Begin(const StepLayer& layer) {
-    if (DK != 0 && layer.linear) {
-      linear.Begin(layer);
-    } else {
-      linear.Forget();
-    }
-  }
   __device__ __forceinline__ void Prefetch(const StepLayer& layer) {
     if (DK != 0 && layer.linear) {
       linear.Prefetch(layer);
@@ -155,38 +149,41 @@ struct Step {
   __device__ __forceinline__ void Run(const StepLayer* layers) {
     Stamp();
     linear.Locate();
-    Begin(layers[0]);
-    block.Embed(layers[0].mixer_norm);
+    if (DK != 0 && layers[0].linear) linear.FetchConv(layers[0]);
+    block.FetchNorm(layers[0].mixer_norm);
+    block.Embed();
     Stamp();
     // Every layer's two halves end with a hop; one loop over halves, so that its code is there
     // once.
-    const float* norm = nullptr;
 #pragma unroll 1
     for (int half = 0; half < 2 * a.shape.layers; ++half) {
       const StepLayer& layer = layers[half / 2];
-      const bool last = half == 2 * a.shape.layers - 1;
       if (half % 2 == 0) {
+        block.FetchNorm(layer.mlp_norm);
         if (DK != 0 && layer.linear) {
           Mix(linear, layer);
         } else {
           Mix(attention, layer);
         }
-        norm = layer.mlp_norm;
       } else {
+        const bool last = half == 2 * a.shape.layers - 1;
+        block.FetchNorm(last ? a.final_norm : layers[half / 2 + 1].mixer_norm);
         if (!last) Prefetch(layers[half / 2 + 1]);
         Mlp<B> mlp{block, a.shares[layer.linear ? 1 : 0][block.cluster]};
         mlp.GateUp();
         Stamp();
         mlp.Down();
-        if (!last) Begin(layers[half / 2 + 1]);
-        norm = last ? a.final_norm : layers[half / 2 + 1].mixer_norm;
+        if (DK != 0 && !last && layers[half / 2 + 1].linear) {
+          block.Sync();  // the slice has been read
+          linear.FetchConv(layers[half / 2 + 1]);
+        }
       }
-      block.Hop(norm);
+      block.Hop();
       Stamp();
     }
     Head(block);
     Stamp();
-    if (blockIdx.x == 0 && threadIdx.x == 0) *a.epoch = block.first_epoch + block.hop;
+    if (blockIdx.x == 0 && threadIdx.x == 0) ++*a.turn;
   }
 };
 

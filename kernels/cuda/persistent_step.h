@@ -16,7 +16,7 @@
 namespace qwend::cuda {
 
 constexpr int kRanks = 16;       // blocks of a cluster
-constexpr int kMaxClusters = 8;  // lanes that read one word of each
+constexpr int kMaxClusters = 8;  // whose sums one word takes
 constexpr int kStepWarps = 8;    // that compute
 constexpr int kStepThreads = kStepWarps * kWarp;
 constexpr int kMaxStepRows = 4;  // rows of x in one pass
@@ -27,7 +27,8 @@ constexpr int kMixerFloats = 1024;  // a row's queries, keys and values, of one 
 constexpr int kMaxRotaryHalf = 64;
 constexpr int kMaxSliceK = 768;  // of a mixer's or an MLP's output inside one cluster
 constexpr int kSlotBytes = 32 << 10;
-constexpr int kBoxGap = 512;  // before every second box of four rows, for other banks
+constexpr int kBoxGap = 512;     // before every second box of four rows, for other banks
+constexpr int kSlotBlocks = 4;   // of an output matrix, 64 columns each
 constexpr int kSlotStride = kSlotBytes + 2 * kBoxGap;
 constexpr int kMaxStepLayers = 31;  // whose tables fit beside the activations of four rows
 constexpr int kMaxPassHeads = 2;    // query heads of a cluster: none, one or both
@@ -46,6 +47,13 @@ struct CopyCommand {
   int32_t offset;  // from the slot's start
   int32_t bytes;
 };
+
+// A slot of whole rows has 16 of them, in boxes of as many as a rank has of a head at once: fewer
+// requests for the same bytes. Where a box of `rows` rows, `bytes` in all, begins in it:
+__host__ __device__ constexpr int BoxRows(int head_dim) { return head_dim / kRanks; }
+__host__ __device__ constexpr int BoxOffset(int box, int rows, int bytes) {
+  return box * bytes + (rows == 4 ? (box + 1) / 2 * kBoxGap : 0);
+}
 
 // The part of a layer that one cluster has, for each kind of layer.
 struct ClusterShare {
@@ -70,6 +78,7 @@ struct StepLayer {
 struct StepShape {
   int rows = 0;  // of this pass
   int hidden = 0, vocab = 0, vocab_limit = 0, layers = 0, clusters = 0;
+  int mlp_box_rows = 0;
   float norm_offset = 0.0f, norm_eps = 0.0f;
   // Linear layers.
   int key_dim = 0, value_dim = 0, key_heads = 0, heads_per_key = 0;
@@ -88,10 +97,10 @@ struct StepArguments {
   const CopyCommand* commands = nullptr;  // block by block
   const int* first_command = nullptr;     // [blocks + 1]
   const int* first_head_tile = nullptr;   // [blocks + 1]: 16 rows of the vocabulary each
-  // The stream's partial sums, [2][rows][hidden][kMaxClusters], and the epoch of the first of a
-  // step.
+  // The stream's partial sums, [2 steps][2 exchanges][kMaxStepRows][hidden], each by turns; and the
+  // steps counted.
   unsigned long long* words = nullptr;
-  uint32_t* epoch = nullptr;
+  uint32_t* turn = nullptr;
   // What the step reads and writes.
   const int* token_ids = nullptr;
   View<const bf16> embedding;
