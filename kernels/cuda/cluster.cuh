@@ -162,11 +162,6 @@ __device__ __forceinline__ void AwaitFetches() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Asks for a line of memory that will be read soon.
-__device__ __forceinline__ void PrefetchLine(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 // Waits for bytes from the cluster. They land in this block's shared memory, which no cache holds,
 // so the wait acquires in the block's scope. (By the letter of PTX the sender's release in the
 // cluster's scope asks for the same here; that would also empty the L1 cache at every exchange.)

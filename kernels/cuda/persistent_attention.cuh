@@ -261,14 +261,6 @@ struct AttentionMixer {
     }
   }
 
-  // Asks for what a layer reads besides weights and cache.
-  __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
-    constexpr int kLineFloats = 32;
-    if (!shape.head_norms || threadIdx.x >= D / kLineFloats) return;
-    PrefetchLine(layer.q_norm + threadIdx.x * kLineFloats);
-    PrefetchLine(layer.k_norm + threadIdx.x * kLineFloats);
-  }
-
   // Queries to every rank, keys and values to the rank that has the newest position; gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
     block.AwaitStream();
@@ -335,7 +327,7 @@ struct AttentionMixer {
 
   __device__ __forceinline__ void Output() {
     if (share.heads == 0) return block.PublishNothing();
-    block.template MultiplySlice<kSlotBlocks>(share.heads * D / kBoxK,
+    block.template MultiplySlice<2>(share.heads * D / kBoxK,
                                               [](int, int) { return 1.0f; });
   }
 };

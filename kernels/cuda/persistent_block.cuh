@@ -28,8 +28,10 @@ struct StepBlock {
   uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
   int hop = 0;  // the exchanges between clusters, counted
   unsigned long long* words;
-  // Of this rank's rows of the stream, for row `stream_b` of x, two are this lane's.
-  const int stream_b = kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp;
+  // The last warps have this rank's rows of the stream, two each lane: kStreamWarps the same of row
+  // `stream_b` of x, each of which passes them on to some of the ranks.
+  const int stream_b = (kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp) / kStreamWarps<B>;
+  const int stream_part = (kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp) % kStreamWarps<B>;
   float2 hidden = {0.0f, 0.0f};
 
   __device__ __forceinline__ StepBlock(const StepArguments& arguments, StepShared<B>& s, char* r)
@@ -127,32 +129,38 @@ struct StepBlock {
 
   // Asks for the norm's weights of these rows, for the next Hop.
   __device__ __forceinline__ void FetchNorm(const float* norm) const {
-    if (HasStream()) FetchAsync<8>(&shared.norm[stream_b][2 * lane], norm + StreamRow());
+    if (HasStream()) FetchAsync<8>(&shared.norm[kStepWarps - 1 - warp][2 * lane], norm + StreamRow());
   }
 
-  // These rows, scaled by the norm's weight, to every rank; with them the sum of their squares. By
-  // one warp alone, which waits for no other.
+  // These rows, scaled by the norm's weight, to this warp's ranks; with them the sum of their
+  // squares. No warp waits for another.
   __device__ __forceinline__ void SendStream() const {
-    const int high = 2 * stream_b;
+    constexpr int kTo = kRanks / kStreamWarps<B>;
+    const int first_rank = stream_part * kTo;
     AwaitFetches();
+    SplitPair v{};
     if (HasStream()) {
-      const float2 norm = *reinterpret_cast<const float2*>(&shared.norm[stream_b][2 * lane]);
+      const float2 norm = *reinterpret_cast<const float2*>(&shared.norm[kStepWarps - 1 - warp][2 * lane]);
       const float offset = a.shape.norm_offset;
-      const SplitPair v = SplitTwo(__fmul_rn(hidden.x, norm.x + offset),
-                                   __fmul_rn(hidden.y, norm.y + offset));
-      *reinterpret_cast<uint32_t*>(&shared.outgoing[high][2 * lane]) = v.high;
-      *reinterpret_cast<uint32_t*>(&shared.outgoing[high + 1][2 * lane]) = v.low;
+      v = SplitTwo(__fmul_rn(hidden.x, norm.x + offset), __fmul_rn(hidden.y, norm.y + offset));
     }
     __syncwarp();
     // A half warp has a rank's 16 vectors, eight of each column.
-    const int column = high + lane / 8 % 2, at = lane % 8 * 8;
-    if (at < stream_rows) {
-      const uint4 v = *reinterpret_cast<const uint4*>(&shared.outgoing[column][at]);
-      const bf16* to = &shared.stream[column][rank * stream_rows + at];
+    const int column = lane / 8 % 2, at = lane % 8 * 8;
+    uint32_t words_of[4];
 #pragma unroll
-      for (int i = 0; i < kRanks; i += 2) {
-        const int to_which = i + lane / kRanks;
-        Send(Mapped(to, to_which), Mapped(&shared.stream_ready, to_which), v);
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t high = __shfl_sync(kFullMask, v.high, lane % 8 * 4 + i),
+                     low = __shfl_sync(kFullMask, v.low, lane % 8 * 4 + i);
+      words_of[i] = column == 0 ? high : low;
+    }
+    if (at < stream_rows) {
+      const bf16* to = &shared.stream[2 * stream_b + column][rank * stream_rows + at];
+#pragma unroll
+      for (int i = 0; i < kTo; i += 2) {
+        const int to_which = first_rank + i + lane / kRanks;
+        Send(Mapped(to, to_which), Mapped(&shared.stream_ready, to_which),
+             make_uint4(words_of[0], words_of[1], words_of[2], words_of[3]));
       }
     }
     __syncwarp();
@@ -160,7 +168,7 @@ struct StepBlock {
 #pragma unroll
     for (int offset = kWarp / 2; offset > 0; offset /= 2)
       square += __shfl_xor_sync(kFullMask, square, offset);
-    if (lane < kRanks) 
+    if (lane / kTo == stream_part)
       Send(ToLane(&shared.squares[stream_b][rank]), ToLane(&shared.stream_ready),
            __float_as_uint(square));
   }
@@ -242,12 +250,13 @@ struct StepBlock {
 
   // The norm's factor of each row, from all ranks' squares, for whoever comes after a barrier.
   __device__ __forceinline__ void NormFactors() const {
-    if (stream_b >= B) return;
-    float sum = shared.squares[stream_b][lane % kRanks];
+    const int b = kStepWarps - 1 - warp;
+    if (b >= B) return;
+    float sum = shared.squares[b][lane % kRanks];
 #pragma unroll
     for (int offset = kRanks / 2; offset > 0; offset /= 2)
       sum += __shfl_xor_sync(kFullMask, sum, offset);
-    if (lane == 0) shared.norm_factor[stream_b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
+    if (lane == 0) shared.norm_factor[b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
   }
 
   // `rows` rows of weights, tile by tile from the ring in boxes of `box_rows` rows, times the
@@ -291,37 +300,43 @@ struct StepBlock {
     }
   }
 
-  // This rank's rows of the output matrix times the cluster's slice of `slice_blocks` * 64 columns;
-  // the sums are published for every cluster. scale(b, block) weighs row b's part of Run blocks,
-  // from a multiple of Run on.
+  // This rank's rows of the output matrix times the cluster's slice of `slice_blocks` * 64 columns,
+  // of a slot two blocks by each group of warps; the sums go to every cluster. scale(b, block)
+  // weighs row b's part of Run blocks, from a multiple of Run on.
   template <int Run, typename Scale>
   __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
+    constexpr int kBlocks = kSlotBlocks / kGroups;
+    static_assert(Run <= kBlocks);
     const int row = quarter * kTile + lane % kTile;
     float2 sums[kColumnTiles<B>] = {};
-    ForOwnSlots(CeilDiv(slice_blocks, kSlotBlocks), [&](int i, const char* weights) {
-      const int count = min(slice_blocks - i * kSlotBlocks, kSlotBlocks);
+#pragma unroll 1
+    for (int begin = 0; begin < slice_blocks; begin += kSlotBlocks) {
+      const char* weights = AwaitSlot();
 #pragma unroll
-      for (int first = 0; first < kSlotBlocks; first += Run) {
-        if (first >= count || quarter * kTile >= stream_rows) continue;
+      for (int i = 0; i < kBlocks; i += Run) {
+        const int first = group * kBlocks + i;  // of the slot
+        if (begin + first >= slice_blocks || quarter * kTile >= stream_rows) continue;
         Sums<B> c = {};
 #pragma unroll
         for (int j = first; j < first + Run; ++j) {
-          if (j >= count) continue;
+          if (begin + j >= slice_blocks) continue;
           Columns<B> x;
           Weights64 w;
-          LoadColumns<B>(x, shared.slice[0], kMaxSliceK + 8, (i * kSlotBlocks + j) * kBoxK);
+          LoadColumns<B>(x, shared.slice[0], kMaxSliceK + 8, (begin + j) * kBoxK);
           LoadTile(w, weights + (j * stream_rows + row) * 128);
           MultiplyTile<B>(c, w, x);
         }
 #pragma unroll
         for (int n = 0; n < kColumnTiles<B>; ++n) {
           const float2 v = Total(c[n]);
-          const float factor = scale(min(4 * n + lane % 4, B - 1), i * kSlotBlocks + first);
+          const float factor = scale(min(4 * n + lane % 4, B - 1), begin + first);
           sums[n].x = fmaf(factor, v.x, sums[n].x);
           sums[n].y = fmaf(factor, v.y, sums[n].y);
         }
       }
-    });
+      ReleaseSlot(slot, 1);
+      SkipSlots(1);
+    }
     Publish(sums);
   }
   // When a cluster has no part in a half of a layer. Its ranks wait for one another, as the

@@ -25,24 +25,6 @@ struct HeadLanes {
   }
 };
 
-template <int N>
-__device__ __forceinline__ void LoadFloats(float (&x)[N], const float* from) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const float4 v = *reinterpret_cast<const float4*>(from + i);
-    x[i] = v.x;
-    x[i + 1] = v.y;
-    x[i + 2] = v.z;
-    x[i + 3] = v.w;
-  }
-}
-template <int N>
-__device__ __forceinline__ void StoreFloats(float* to, const float (&x)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4)
-    *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-}
-
 // Rounded as the cache keeps it.
 template <int N>
 __device__ __forceinline__ Packed<N> Round(float (&x)[N]) {

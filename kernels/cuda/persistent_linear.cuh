@@ -50,13 +50,14 @@ struct LinearMixer {
     }
   }
 
-  // The convolution's state and weights of these rows, asked for while the stream is on its way.
-  // They lie in the slice, which must be free.
+  // What a layer reads besides weights and recurrent states, asked for while the stream is on its
+  // way: the convolution's state and weights of these rows, which lie in the slice, which must be
+  // free; and what the heads have besides.
   __device__ __forceinline__ float* TailOf(const StepLayer& layer, int i) const {
     return Global(layer.conv_state) +
            static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel[i];
   }
-  __device__ __forceinline__ void FetchConv(const StepLayer& layer) const {
+  __device__ __forceinline__ void Fetch(const StepLayer& layer) const {
 #pragma unroll
     for (int i = 0; i < kItems<B>; ++i) {
       if (channel[i] < 0) continue;
@@ -66,6 +67,14 @@ struct LinearMixer {
         FetchAsync<4>(&shared.conv.samples[j][place[i]], tail + static_cast<int64_t>(j) * channels);
       FetchAsync<16>(&shared.conv.weights[place[i]], layer.conv_weight + channel[i] * kConvWidth);
     }
+    const int i = threadIdx.x, first_head = share.first_head * shape.heads_per_key;
+    if (i < value_heads) {
+      FetchAsync<4>(&shared.linear.a_log[i], layer.a_log + first_head + i);
+      FetchAsync<4>(&shared.linear.dt_bias[i], layer.dt_bias + first_head + i);
+    }
+    if (i < kQuads)
+      FetchAsync<16>(&shared.linear.norm[i * 4],
+                     layer.gated_norm + block.rank * kValueRows + i * 4);
   }
   // The convolution with its newest sample; the state moves on by one.
   __device__ __forceinline__ float Convolve(const StepLayer& layer, int i, float newest) const {
@@ -129,36 +138,19 @@ struct LinearMixer {
     }
   }
 
-  // This rank's columns of one value head's state, [DK, kValueRows]: a warp's work for one row of
-  // x. Lanes have every kRowLanes-th row of four columns.
-  static constexpr int kQuads = kValueRows / 4, kRowLanes = kWarp / kQuads, kLoads = DK / kRowLanes;
-  const int quad = block.lane % kQuads, row_lane = block.lane / kQuads;
-  const uint32_t to_row_lane =
-      Mapped(&shared, row_lane % kRanks) - SharedAddress(&shared);  // that rank's addresses
-
-  // What a head has besides its state, asked for before the exchange.
-  struct StateConstants {
-    float a_log, dt_bias;
-    float4 norm;
-  };
-  __device__ __forceinline__ StateConstants LoadConstants(const StepLayer& layer, int head) const {
-    StateConstants c;
-    const int at = share.first_head * shape.heads_per_key + head;
-    c.a_log = Global(layer.a_log)[at];
-    c.dt_bias = Global(layer.dt_bias)[at];
-    c.norm = reinterpret_cast<const float4*>(Global(layer.gated_norm))[block.rank * kQuads + quad];
-    return c;
-  }
+  // This rank's columns of one value head's state, [DK, kValueRows]. A warp has four of them for
+  // one row of x, a lane every 32nd row.
+  static constexpr int kQuads = kValueRows / 4, kLoads = DK / kWarp;
+  static_assert(kValueRows <= kMaxRankValues);
 
   // One token of the delta rule, then the norm's weight and the gate; the result goes to every
   // rank, with its share of the norm's sum of squares.
-  __device__ __forceinline__ void Delta(int b, int head, const StateConstants& constants,
-                                        float4* state) {
-    const int lane = block.lane;
-    // A rank's part of queries and keys after another's, a lane's rows kRowLanes apart.
+  __device__ __forceinline__ void Delta(int b, int head, int quad, float4* state) const {
+    const int lane = block.lane, key_head = head / shape.heads_per_key;
+    // A rank's part of queries and keys after another's.
     const int part = share.heads * 2 * kQueryRows;
-    const float* q = shared.mixer[b] + row_lane / kQueryRows * part +
-                     head / shape.heads_per_key * 2 * kQueryRows + row_lane % kQueryRows;
+    const float* q = shared.mixer[b] + lane / kQueryRows * part + key_head * 2 * kQueryRows +
+                     lane % kQueryRows;
     const float* k = q + kQueryRows;
     float4 s[kLoads];
     float ks[kLoads];
@@ -167,9 +159,8 @@ struct LinearMixer {
     float sums[16] = {};
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int row = i * kRowLanes + row_lane;
-      s[i] = state[row * kQuads + quad];
-      const int at = i * (kRowLanes / kQueryRows) * part;
+      const int at = i * (kWarp / kQueryRows) * part;
+      s[i] = state[(i * kWarp + lane) * kQuads + quad];
       ks[i] = k[at];
       const float qs = q[at], column[4] = {s[i].x, s[i].y, s[i].z, s[i].w};
 #pragma unroll
@@ -181,13 +172,13 @@ struct LinearMixer {
       sums[9] = fmaf(ks[i], ks[i], sums[9]);
       sums[10] = fmaf(ks[i], qs, sums[10]);
     }
-    if (row_lane < block.k_blocks) {
-      sums[11] = shared.linear.gates[b][row_lane][head];
-      sums[12] = shared.linear.gates[b][row_lane][kMaxValueHeads + head];
+    if (lane < block.k_blocks) {
+      sums[11] = shared.linear.gates[b][lane][head];
+      sums[12] = shared.linear.gates[b][lane][kMaxValueHeads + head];
     }
-    const float sum = SumHalves<16, kWarp / 2, kQuads>(sums, lane);
-    float* all = shared.linear.sums[block.warp][quad];
-    __syncwarp();  // the head before has been read
+    const float sum = WarpSums<16>(sums, lane);
+    float* all = shared.linear.sums[block.warp];
+    __syncwarp();  // the item before has been read
     all[lane / 2] = sum;
     __syncwarp();
     const float4 u = *reinterpret_cast<const float4*>(all),
@@ -195,19 +186,18 @@ struct LinearMixer {
                  heads = *reinterpret_cast<const float4*>(all + 8);
     const float factor = shared.norm_factor[b];
     const float beta = QuickSigmoid(heads.w * factor);
-    const float decay =
-        __expf(-__expf(constants.a_log) * QuickSoftplus(fmaf(all[12], factor, constants.dt_bias)));
+    const float decay = __expf(-__expf(shared.linear.a_log[head]) *
+                               QuickSoftplus(fmaf(all[12], factor, shared.linear.dt_bias[head])));
     const float q_scale = rsqrtf(heads.x + shape.l2_eps) * shape.delta_scale;
     const float k_scale = rsqrtf(heads.y + shape.l2_eps);
     const float cross = heads.z * k_scale * q_scale;
-    const float* kept = shared.kept[b] + head / shape.heads_per_key * head_rows + 2 * kQueryRows +
+    const float* kept = shared.kept[b] + key_head * head_rows + 2 * kQueryRows +
                         head % shape.heads_per_key * kValueRows + quad * 4;
-    const float4 values = *reinterpret_cast<const float4*>(kept),
-                 z = *reinterpret_cast<const float4*>(kept + value_rows);
-    const float v[4] = {values.x, values.y, values.z, values.w}, gate[4] = {z.x, z.y, z.z, z.w};
+    float v[4], gate[4], weight[4];
+    LoadFloats(v, kept);
+    LoadFloats(gate, kept + value_rows);
+    LoadFloats(weight, shared.linear.norm + quad * 4);
     const float us[4] = {u.x, u.y, u.z, u.w}, os[4] = {o.x, o.y, o.z, o.w};
-    const float weight[4] = {constants.norm.x, constants.norm.y, constants.norm.z,
-                             constants.norm.w};
     float e[4], out[4], square = 0.0f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -217,38 +207,20 @@ struct LinearMixer {
       e[i] *= k_scale;
       out[i] = __fmul_rn(out[i], weight[i] * QuickSilu(gate[i]));
     }
-    if (row_lane < kRanks) {
+    if (lane < kRanks) {
       const SplitPair first = SplitTwo(out[0], out[1]), second = SplitTwo(out[2], out[3]);
       const int at = head * DV + block.rank * kValueRows + quad * 4;
-      const auto there = [&](const void* p) { return SharedAddress(p) + to_row_lane; };
-      const uint32_t ready = there(&shared.slice_ready);
-      Send(there(&shared.slice[2 * b][at]), ready, first.high, second.high);
-      Send(there(&shared.slice[2 * b + 1][at]), ready, first.low, second.low);
-      Send(there(&shared.linear.head_squares[b][head][block.rank * kQuads + quad]), ready,
+      const uint32_t ready = block.ToLane(&shared.slice_ready);
+      Send(block.ToLane(&shared.slice[2 * b][at]), ready, first.high, second.high);
+      Send(block.ToLane(&shared.slice[2 * b + 1][at]), ready, first.low, second.low);
+      Send(block.ToLane(&shared.linear.head_squares[b][head][block.rank * kQuads + quad]), ready,
            __float_as_uint(square));
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
-      state[(i * kRowLanes + row_lane) * kQuads + quad] = {
+      state[(i * kWarp + lane) * kQuads + quad] = {
           fmaf(ks[i], e[0], s[i].x * decay), fmaf(ks[i], e[1], s[i].y * decay),
           fmaf(ks[i], e[2], s[i].z * decay), fmaf(ks[i], e[3], s[i].w * decay)};
-  }
-
-  // Asks for what a layer reads besides weights and states.
-  __device__ __forceinline__ void Prefetch(const StepLayer& layer) const {
-    if (share.heads == 0) return;
-#pragma unroll
-    for (int i = 0; i < kItems<B>; ++i) {
-      if (channel[i] < 0) continue;
-#pragma unroll
-      for (int j = 0; j < kConvWidth - 1; ++j)
-        PrefetchLine(TailOf(layer, i) + static_cast<int64_t>(j) * channels);
-      PrefetchLine(layer.conv_weight + channel[i] * kConvWidth);
-    }
-    const int first_head = share.first_head * shape.heads_per_key;
-    if (threadIdx.x == 0) PrefetchLine(layer.a_log + first_head);
-    if (threadIdx.x == kWarp) PrefetchLine(layer.dt_bias + first_head);
-    if (threadIdx.x == 2 * kWarp) PrefetchLine(layer.gated_norm + block.rank * kValueRows);
   }
 
   // Queries and keys to every rank; values and gates stay.
@@ -281,29 +253,42 @@ struct LinearMixer {
     block.ReleaseSlot(slot, 1);
   }
 
+  // The states of `items` heads of the rows from `first` on, from a slot to where they belong; after
+  // a barrier.
+  __device__ __forceinline__ void StoreStates(const StepLayer& layer, int first, int items,
+                                              const char* states) const {
+    if (block.lane != 0) return;
+#pragma unroll 1
+    for (int i = block.warp; i < items; i += kStepWarps)
+      StoreTile(block.a.maps + layer.state_map, block.rank * kValueRows,
+                StateRow(block.a, shared.slot[first + i / value_heads], share, i % value_heads) *
+                    DK,
+                SharedAddress(states + i * kStateBytes<DK, DV>));
+  }
+
   __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
-    StateConstants constants = LoadConstants(layer, block.warp % value_heads);
     block.Await(&shared.mixer_ready, block.mixer_parity,
                 B * (share.heads * 2 * DK * 4 + block.k_blocks * 2 * kMaxValueHeads * 4));
     const int rows_at_once = RowsOfStates(value_heads, kStateBytes<DK, DV>);
+    char* states = nullptr;
+    int items = 0;
 #pragma unroll 1
     for (int first = 0; first < B; first += rows_at_once) {
-      if (first > 0) GiveBack(held_slot);
-      char* states = block.AwaitSlot();
-      const int items = min(rows_at_once, B - first) * value_heads;
-#pragma unroll 1
-      for (int i = block.warp; i < items; i += kStepWarps) {
-        const int b = first + i / value_heads, head = i % value_heads;
-        char* state = states + i * kStateBytes<DK, DV>;
-        if (i != block.warp || first > 0) constants = LoadConstants(layer, head);
-        Delta(b, head, constants, reinterpret_cast<float4*>(state));
-        FenceForCopies();
-        __syncwarp();
-        if (block.lane == 0)
-          StoreTile(block.a.maps + layer.state_map, block.rank * kValueRows,
-                    StateRow(block.a, shared.slot[b], share, head) * DK, SharedAddress(state));
+      if (first > 0) {
+        block.Sync();
+        StoreStates(layer, first - rows_at_once, items, states);
+        GiveBack(held_slot);
       }
+      states = block.AwaitSlot();
+      items = min(rows_at_once, B - first) * value_heads;
+#pragma unroll 1
+      for (int i = block.warp; i < items * kQuads; i += kStepWarps) {
+        const int item = i / kQuads;
+        Delta(first + item / value_heads, item % value_heads, i % kQuads,
+              reinterpret_cast<float4*>(states + item * kStateBytes<DK, DV>));
+      }
+      FenceForCopies();
       held_slot = block.slot;
       block.SkipSlots(1);
     }
@@ -322,6 +307,7 @@ struct LinearMixer {
       shared.linear.head_factor[row][head] = rsqrtf(sum / static_cast<float>(DV) + shape.gated_eps);
     }
     block.Sync();
+    StoreStates(layer, (B - 1) / rows_at_once * rows_at_once, items, states);
   }
 
   __device__ __forceinline__ void Output() {

@@ -30,6 +30,10 @@ constexpr int kColumnTiles = CeilDiv(2 * B, 8);
 template <int B>
 constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 
+// Warps that pass the stream's rows of one row of x on.
+template <int B>
+constexpr int kStreamWarps = B == 4 ? 2 : 4;
+
 // Outputs of both groups that a block adds to the stream, half of each tile.
 template <int B>
 constexpr int kPublished = kMaxStepHidden / kRanks / 2 * kGroups* B;
@@ -45,6 +49,7 @@ constexpr int kRingSlots = B == 1   ? 6
 // Linear attention: the convolution's width, and channels of a rank, of each row of x. At most
 // three of a head's four vectors go through it.
 constexpr int kConvWidth = 4;
+constexpr int kMaxRankValues = 8;  // of a value head, a rank's
 template <int B>
 constexpr int kMaxChannels = kTilesAtOnce* kTile * 3 / 4 * B;
 
@@ -111,7 +116,8 @@ struct StepShared {
       alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];         // b and a, each rank's part
       alignas(16) float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
       float head_factor[B][kMaxValueHeads];
-      alignas(16) float sums[kStepWarps][2][16];
+      alignas(16) float sums[kStepWarps][16];
+      alignas(16) float a_log[kMaxValueHeads], dt_bias[kMaxValueHeads], norm[kMaxRankValues];
       alignas(16) float own_gates[B][2 * kMaxValueHeads];  // what this rank sends
     } linear;
     struct {
@@ -122,13 +128,14 @@ struct StepShared {
     } attention;
   };
   uint32_t token[kRanks];
-  alignas(16) float norm[B][kMaxStepHidden / kRanks];  // the next norm's weights, this rank's
+  // The next norm's weights of this rank's rows, for each warp that passes the stream on.
+  alignas(16) float norm[kStreamWarps<B> * B][kMaxStepHidden / kRanks];
   alignas(16) float cos[B][kMaxRotaryHalf];
   alignas(16) float sin[B][kMaxRotaryHalf];
   int page_rows[B][kCachedPages];  // where this rank's part of the sequence begins in the pages
   int position[B], slot[B];
   alignas(16) float parts[kGroupWarps * kPartStride];         // of products
-  alignas(16) bf16 outgoing[2 * B][kMaxStepHidden / kRanks];  // to every rank
+  alignas(16) bf16 outgoing[2 * B][kMaxSliceK / kRanks];      // to every rank
   float published[2][2][kPublished<B>];  // what each thread added to the words of each buffer
   unsigned long long keys[B][kStepWarps];
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
@@ -153,6 +160,25 @@ __device__ __forceinline__ SplitPair SplitTwo(float a, float b) {
   const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
   const __nv_bfloat162 l = __floats2bfloat162_rn(a - __low2float(h), b - __high2float(h));
   return {*reinterpret_cast<const uint32_t*>(&h), *reinterpret_cast<const uint32_t*>(&l)};
+}
+
+// A few floats from and to 16 bytes' addresses.
+template <int N>
+__device__ __forceinline__ void LoadFloats(float (&x)[N], const float* from) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(from + i);
+    x[i] = v.x;
+    x[i + 1] = v.y;
+    x[i + 2] = v.z;
+    x[i + 3] = v.w;
+  }
+}
+template <int N>
+__device__ __forceinline__ void StoreFloats(float* to, const float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4)
+    *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
 // A pointer that came from shared memory, for the compiler to know what it points to.

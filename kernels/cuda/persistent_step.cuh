@@ -75,7 +75,7 @@ struct Mlp {
   }
   __device__ __forceinline__ void Down() {
     if (share.units == 0) return block.PublishNothing();
-    block.template MultiplySlice<kSlotBlocks>(share.units, [](int, int) { return 1.0f; });
+    block.template MultiplySlice<2>(share.units, [](int, int) { return 1.0f; });
   }
 };
 
@@ -135,21 +135,14 @@ struct Step {
     Stamp();
     mixer.Mix(layer);
     Stamp();
+    block.FetchNorm(layer.mlp_norm);
     mixer.Output();
     mixer.Finish();
   }
-  __device__ __forceinline__ void Prefetch(const StepLayer& layer) {
-    if (DK != 0 && layer.linear) {
-      linear.Prefetch(layer);
-    } else {
-      attention.Prefetch(layer);
-    }
-  }
-
   __device__ __forceinline__ void Run(const StepLayer* layers) {
     Stamp();
     linear.Locate();
-    if (DK != 0 && layers[0].linear) linear.FetchConv(layers[0]);
+    if (DK != 0 && layers[0].linear) linear.Fetch(layers[0]);
     block.FetchNorm(layers[0].mixer_norm);
     block.Embed();
     Stamp();
@@ -159,7 +152,6 @@ struct Step {
     for (int half = 0; half < 2 * a.shape.layers; ++half) {
       const StepLayer& layer = layers[half / 2];
       if (half % 2 == 0) {
-        block.FetchNorm(layer.mlp_norm);
         if (DK != 0 && layer.linear) {
           Mix(linear, layer);
         } else {
@@ -167,15 +159,14 @@ struct Step {
         }
       } else {
         const bool last = half == 2 * a.shape.layers - 1;
-        block.FetchNorm(last ? a.final_norm : layers[half / 2 + 1].mixer_norm);
-        if (!last) Prefetch(layers[half / 2 + 1]);
         Mlp<B> mlp{block, a.shares[layer.linear ? 1 : 0][block.cluster]};
         mlp.GateUp();
         Stamp();
+        block.FetchNorm(last ? a.final_norm : layers[half / 2 + 1].mixer_norm);
         mlp.Down();
         if (DK != 0 && !last && layers[half / 2 + 1].linear) {
           block.Sync();  // the slice has been read
-          linear.FetchConv(layers[half / 2 + 1]);
+          linear.Fetch(layers[half / 2 + 1]);
         }
       }
       block.Hop();
