@@ -158,9 +158,7 @@ __device__ __forceinline__ void FetchAsync(void* to, const void* from) {
                "n"(Bytes)
                : "memory");
 }
-__device__ __forceinline__ void AwaitFetches() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
+__device__ __forceinline__ void AwaitFetches() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Waits for bytes from the cluster. They land in this block's shared memory, which no cache holds,
 // so the wait acquires in the block's scope. (By the letter of PTX the sender's release in the

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "kernels/cuda/bandwidth.h"
 #include "kernels/cuda/capture.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/host_copy.h"
 #include "kernels/cuda/persistent_program.h"
 #include "kernels/cuda/runtime.h"
 
@@ -89,14 +91,19 @@ class CudaProgram : public Program {
 // Through page-locked memory, so that the copy runs beside the host.
 class CudaReadback : public Readback {
  public:
-  CudaReadback(cudaStream_t stream, int64_t max_bytes) : stream_(stream), done_(MakeEvent()) {
+  CudaReadback(cudaStream_t stream, int64_t max_bytes)
+      : stream_(stream), done_(MakeEvent(cudaEventDisableTiming)) {
     void* memory = nullptr;
     Check(cudaMallocHost(&memory, std::max<int64_t>(max_bytes, 1)), "page-locking host memory");
     memory_ = HostMemory(memory);
   }
   void Start(const void* from, int64_t bytes) override {
-    Check(cudaMemcpyAsync(memory_.get(), from, bytes, cudaMemcpyDeviceToHost, stream_),
-          "copying from the device");
+    if (IsSmallCopy(memory_.get(), from, bytes)) {
+      CopyByKernel(memory_.get(), from, bytes, stream_);
+    } else {
+      Check(cudaMemcpyAsync(memory_.get(), from, bytes, cudaMemcpyDeviceToHost, stream_),
+            "copying from the device");
+    }
     Check(cudaEventRecord(done_.get(), stream_), "recording an event");
   }
   const void* Wait() override {
@@ -116,6 +123,7 @@ class CudaBackend : public Backend {
     BindThread();
     Check(cudaGetDeviceProperties(&properties_, device), "reading the device's properties");
     stream_ = MakeStream();
+    uploads_.emplace(stream_.get());
     workspace_ = Allocate(kWorkspaceBytes);
     ctx_ = {stream_.get(), properties_.multiProcessorCount, properties_.major >= 9,
             workspace_.data()};
@@ -155,6 +163,7 @@ class CudaBackend : public Backend {
   }
 
   void CopyToDevice(void* to, const void* from_host, int64_t bytes) override {
+    if (IsSmallCopy(to, from_host, bytes)) return uploads_->Copy(to, from_host, bytes);
     Check(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, stream_.get()),
           "copying to the device");
   }
@@ -202,6 +211,7 @@ class CudaBackend : public Backend {
   const int device_;
   cudaDeviceProp properties_{};
   Stream stream_;
+  std::optional<Uploads> uploads_;
   Buffer workspace_;
   LaunchContext ctx_;
   int64_t allocations_ = 0;

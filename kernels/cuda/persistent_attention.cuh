@@ -26,9 +26,7 @@ struct AttentionMixer {
   const int kv_head = share.first_head / shape.group;
   const int sub = Lanes::Sub(), at = Lanes::At();
 
-  __device__ __forceinline__ SequencePart Part(int b) const {
-    return PartOf(shared.position[b], block.rank);
-  }
+  __device__ __forceinline__ SequencePart Part(int b) const { return shared.part[b]; }
 
   // The bias of a row of this rank's projection.
   __device__ __forceinline__ float BiasOf(const StepLayer& layer, int row) const {
@@ -271,7 +269,7 @@ struct AttentionMixer {
                      (norm == 0 ? layer.q_norm : layer.k_norm) + at);
     }
     block.template MultiplyStream<kTilesAtOnce>(
-        rows, BoxRows(D), [] {},
+        rows, BoxShift(BoxRows(D)), [] {},
         [&](const float* parts, int, int count) {
           const int b = threadIdx.x % B;
           const float factor = shared.norm_factor[b];
@@ -327,8 +325,7 @@ struct AttentionMixer {
 
   __device__ __forceinline__ void Output() {
     if (share.heads == 0) return block.PublishNothing();
-    block.template MultiplySlice<2>(share.heads * D / kBoxK,
-                                              [](int, int) { return 1.0f; });
+    block.template MultiplySlice<2>(share.heads * D / kBoxK, [](int, int) { return 1.0f; });
   }
 };
 

@@ -15,8 +15,8 @@ struct StepBlock {
   char* ring;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int group = warp / kGroupWarps, quarter = warp % kGroupWarps;
-  // A half warp sends to one rank, neighbouring bytes by neighbouring lanes: the network between the
-  // blocks takes whole lines as fast as parts of them.
+  // A half warp sends to one rank, neighbouring bytes by neighbouring lanes: the network between
+  // the blocks takes whole lines as fast as parts of them.
   const int half_lane = threadIdx.x % kRanks, half_warp = threadIdx.x / kRanks;
   const int rank, cluster;
   const float per_hidden = 1.0f / static_cast<float>(a.shape.hidden);
@@ -31,7 +31,8 @@ struct StepBlock {
   // The last warps have this rank's rows of the stream, two each lane: kStreamWarps the same of row
   // `stream_b` of x, each of which passes them on to some of the ranks.
   const int stream_b = (kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp) / kStreamWarps<B>;
-  const int stream_part = (kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp) % kStreamWarps<B>;
+  const int stream_part =
+      (kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp) % kStreamWarps<B>;
   float2 hidden = {0.0f, 0.0f};
 
   __device__ __forceinline__ StepBlock(const StepArguments& arguments, StepShared<B>& s, char* r)
@@ -54,8 +55,8 @@ struct StepBlock {
          i += gridDim.x * kStepThreads)
       next[i] = 0;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < 2 * 2 * kPublished<B>; i += kStepThreads)
-      (&shared.published[0][0][0])[i] = 0.0f;
+    for (int i = threadIdx.x; i < 2 * kPublished<B>; i += kStepThreads)
+      (&shared.published[0][0])[i] = make_float2(0.0f, 0.0f);
   }
 
   __device__ __forceinline__ void Sync() { NamedBarrier(kConsumerBarrier, kStepThreads); }
@@ -129,18 +130,25 @@ struct StepBlock {
 
   // Asks for the norm's weights of these rows, for the next Hop.
   __device__ __forceinline__ void FetchNorm(const float* norm) const {
-    if (HasStream()) FetchAsync<8>(&shared.norm[kStepWarps - 1 - warp][2 * lane], norm + StreamRow());
+    if (HasStream())
+      FetchAsync<8>(&shared.norm[kStepWarps - 1 - warp][2 * lane], norm + StreamRow());
   }
 
-  // These rows, scaled by the norm's weight, to this warp's ranks; with them the sum of their
-  // squares. No warp waits for another.
+  // These rows, scaled by the norm's weight, to this warp's ranks; with them parts of the sum of
+  // their squares. No warp waits for another.
   __device__ __forceinline__ void SendStream() const {
-    constexpr int kTo = kRanks / kStreamWarps<B>;
+    constexpr int kTo = kRanks / kStreamWarps<B>, kParts = kStreamSquares;
+    static_assert(kTo * kParts <= kWarp);
     const int first_rank = stream_part * kTo;
+    float square = fmaf(hidden.x, hidden.x, __fmul_rn(hidden.y, hidden.y));
+#pragma unroll
+    for (int offset = kWarp / 2; offset >= kParts; offset /= 2)
+      square += __shfl_xor_sync(kFullMask, square, offset);
     AwaitFetches();
     SplitPair v{};
     if (HasStream()) {
-      const float2 norm = *reinterpret_cast<const float2*>(&shared.norm[kStepWarps - 1 - warp][2 * lane]);
+      const float2 norm =
+          *reinterpret_cast<const float2*>(&shared.norm[kStepWarps - 1 - warp][2 * lane]);
       const float offset = a.shape.norm_offset;
       v = SplitTwo(__fmul_rn(hidden.x, norm.x + offset), __fmul_rn(hidden.y, norm.y + offset));
     }
@@ -164,13 +172,10 @@ struct StepBlock {
       }
     }
     __syncwarp();
-    float square = fmaf(hidden.x, hidden.x, __fmul_rn(hidden.y, hidden.y));
-#pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2)
-      square += __shfl_xor_sync(kFullMask, square, offset);
-    if (lane / kTo == stream_part)
-      Send(ToLane(&shared.squares[stream_b][rank]), ToLane(&shared.stream_ready),
-           __float_as_uint(square));
+    if (lane >= kTo * kParts) return;
+    const int to_which = first_rank + lane / kParts;
+    Send(Mapped(&shared.squares[stream_b][rank][lane % kParts], to_which),
+         Mapped(&shared.stream_ready, to_which), __float_as_uint(square));
   }
 
   __device__ __forceinline__ void Embed() {
@@ -184,25 +189,26 @@ struct StepBlock {
 
   // Where the partial sums of a row of the stream are added up, in two buffers by turns.
   __device__ __forceinline__ unsigned long long* Word(int b, int row) const {
-    return words + (hop % 2 * kMaxStepRows + b) * a.shape.hidden + row;
+    const int index = (hop % 2 * kMaxStepRows + b) * a.shape.hidden + row;
+    return words + index;
   }
 
   // Adds this warp's sums of a tile of the output to those of all clusters, in place of what it
   // added to the same buffer the last time.
   __device__ __forceinline__ void Publish(const float2 (&sums)[kColumnTiles<B>]) {
+    const int row = quarter * kTile + lane / 4;
 #pragma unroll
     for (int n = 0; n < kColumnTiles<B>; ++n) {
       const int b = 4 * n + lane % 4;
-      if (b >= B) continue;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = quarter * kTile + 8 * i + lane / 4;
-        if (row >= stream_rows) continue;
-        const float v = i == 0 ? sums[n].x : sums[n].y;
-        float& before = shared.published[hop % 2][i][(warp * 8 + lane / 4) * B + b];
-        AddToWord(Word(b, rank * stream_rows + row), Contribution(v) - Contribution(before) + 1);
-        before = v;
-      }
+      if (b >= B || row >= stream_rows) continue;
+      unsigned long long* to = Word(b, rank * stream_rows + row);
+      float2& before = shared.published[hop % 2][(warp * 8 + lane / 4) * B + b];
+      const float2 old = before;
+      const unsigned long long first = Contribution(sums[n].x) - Contribution(old.x) + 1,
+                               second = Contribution(sums[n].y) - Contribution(old.y) + 1;
+      AddToWord(to, first);
+      if (row + 8 < stream_rows) AddToWord(to + 8, second);
+      before = sums[n];
     }
     __syncwarp();
   }
@@ -228,7 +234,8 @@ struct StepBlock {
   }
 
   __device__ __forceinline__ void AwaitStream() {
-    Await(&shared.stream_ready, stream_parity, B * (a.shape.hidden * 4 + kRanks * 4));
+    Await(&shared.stream_ready, stream_parity,
+          B * (a.shape.hidden * 4 + kRanks * kStreamSquares * 4));
   }
 
   // Leaves a tile's sums of this lane among the parts.
@@ -252,32 +259,40 @@ struct StepBlock {
   __device__ __forceinline__ void NormFactors() const {
     const int b = kStepWarps - 1 - warp;
     if (b >= B) return;
-    float sum = shared.squares[b][lane % kRanks];
+    constexpr int kEach = kRanks * kStreamSquares / kWarp;  // a lane's
+    float squares[kEach], sum = 0.0f;
 #pragma unroll
-    for (int offset = kRanks / 2; offset > 0; offset /= 2)
-      sum += __shfl_xor_sync(kFullMask, sum, offset);
+    for (int i = 0; i < kEach; ++i) squares[i] = (&shared.squares[b][0][0])[i * kWarp + lane];
+#pragma unroll
+    for (int i = 0; i < kEach; i += 2) sum += squares[i] + squares[i + 1];
+    sum = WarpSum(sum);
     if (lane == 0) shared.norm_factor[b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
   }
 
-  // `rows` rows of weights, tile by tile from the ring in boxes of `box_rows` rows, times the
+  // `rows` rows of weights, tile by tile from the ring in boxes of 2^`box_shift` rows, times the
   // stream. before() runs once the stream is in registers; finish(parts,
   // first, count) every AtOnce tiles, when their parts are there. With less than kTilesAtOnce the
   // parts alternate; otherwise finish must have a barrier after it has read them.
   template <int AtOnce, typename Before, typename Finish>
-  __device__ __forceinline__ void MultiplyStream(int rows, int box_rows, Before before,
+  __device__ __forceinline__ void MultiplyStream(int rows, int box_shift, Before before,
                                                  Finish finish) {
+    const int box_rows = 1 << box_shift;
+    // Past the end a warp has its last block once more, times zero: without branches between them
+    // the loads of all blocks run side by side.
     Columns<B> x[kBlocksOfWarp];
+    int offset[kBlocksOfWarp];
 #pragma unroll
     for (int i = 0; i < kBlocksOfWarp; ++i) {
-      const int block = quarter + i * kGroupWarps;
-      if (block < k_blocks)
-        LoadColumns<B>(x[i], shared.stream[0], kMaxStepHidden + 8, block * kBoxK);
+      const int block = quarter + i * kGroupWarps, last = k_blocks - 1;
+      LoadColumns<B>(x[i], shared.stream[0], kMaxStepHidden + 8, min(block, last) * kBoxK);
+      if (block > last) Clear<B>(x[i]);
+      offset[i] = min(block, last) * box_rows * kBoxK * 2;
     }
     NormFactors();
     before();
-    const int row = lane % kTile, block_bytes = box_rows * kBoxK * 2;
-    const int at = BoxOffset(row / box_rows, box_rows, k_blocks * block_bytes) +
-                   quarter * block_bytes + row % box_rows * kBoxK * 2;
+    const int row = lane % kTile;
+    const int at = BoxOffset(row >> box_shift, box_rows, k_blocks * box_rows * kBoxK * 2) +
+                   (row & (box_rows - 1)) * kBoxK * 2;
 #pragma unroll 1
     for (int first = 0; first < rows; first += AtOnce * kTile) {
       float* parts = shared.parts + first % (kTilesAtOnce * kTile) * B;
@@ -286,9 +301,8 @@ struct StepBlock {
         Sums<B> c = {};
 #pragma unroll
         for (int i = 0; i < kBlocksOfWarp; ++i) {
-          if (quarter + i * kGroupWarps >= k_blocks) continue;
           Weights64 w;
-          LoadTile(w, weights + at + i * kGroupWarps * block_bytes);
+          LoadTile(w, weights + at + offset[i]);
           MultiplyTile<B>(c, w, x[i]);
         }
 #pragma unroll
@@ -319,11 +333,13 @@ struct StepBlock {
         Sums<B> c = {};
 #pragma unroll
         for (int j = first; j < first + Run; ++j) {
-          if (begin + j >= slice_blocks) continue;
+          // Past the end the last block once more, times zero.
+          const int block = min(begin + j, slice_blocks - 1);
           Columns<B> x;
           Weights64 w;
-          LoadColumns<B>(x, shared.slice[0], kMaxSliceK + 8, (begin + j) * kBoxK);
-          LoadTile(w, weights + (j * stream_rows + row) * 128);
+          LoadColumns<B>(x, shared.slice[0], kMaxSliceK + 8, block * kBoxK);
+          if (block != begin + j) Clear<B>(x);
+          LoadTile(w, weights + ((block - begin) * stream_rows + row) * 128);
           MultiplyTile<B>(c, w, x);
         }
 #pragma unroll
@@ -348,7 +364,6 @@ struct StepBlock {
     const float2 nothing[kColumnTiles<B>] = {};
     Publish(nothing);
   }
-
 };
 
 }  // namespace qwend::cuda

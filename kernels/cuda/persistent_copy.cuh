@@ -57,7 +57,7 @@ struct Copier {
     const int kv_head = a.shares[0][cluster].first_head / a.shape.group;
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
-      const SequencePart part = PartOf(shared.position[b], static_cast<int>(ClusterRank()));
+      const SequencePart part = shared.part[b];
       const int end = min(part.end, shared.position[b]);
 #pragma unroll 1
       for (int first = part.begin; first < end; first += kSlotPositions<D>) {

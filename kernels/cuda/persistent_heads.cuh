@@ -81,7 +81,7 @@ struct HeadPreparer {
     for (int item = block.warp; item < B * (share.heads + 1); item += kStepWarps) {
       const int b = item % B, head = item / B;
       const bool query = head < share.heads;
-      const SequencePart part = PartOf(shared.position[b], block.rank);
+      const SequencePart part = shared.part[b];
       if (!query && part.owner != block.rank) continue;
       float* from = shared.mixer[b] + head * D + at;
       float x[kPer];

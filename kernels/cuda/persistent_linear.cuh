@@ -149,8 +149,8 @@ struct LinearMixer {
     const int lane = block.lane, key_head = head / shape.heads_per_key;
     // A rank's part of queries and keys after another's.
     const int part = share.heads * 2 * kQueryRows;
-    const float* q = shared.mixer[b] + lane / kQueryRows * part + key_head * 2 * kQueryRows +
-                     lane % kQueryRows;
+    const float* q =
+        shared.mixer[b] + lane / kQueryRows * part + key_head * 2 * kQueryRows + lane % kQueryRows;
     const float* k = q + kQueryRows;
     float4 s[kLoads];
     float ks[kLoads];
@@ -228,7 +228,7 @@ struct LinearMixer {
     block.AwaitStream();
     if (share.heads == 0) return;
     block.template MultiplyStream<kTilesAtOnce>(
-        rows, BoxRows(DK), [&] { MultiplyGates(); },
+        rows, BoxShift(BoxRows(DK)), [&] { MultiplyGates(); },
         [&](const float* parts, int, int count) {
           const float factor = shared.norm_factor[b];
           AwaitFetches();
@@ -253,17 +253,17 @@ struct LinearMixer {
     block.ReleaseSlot(slot, 1);
   }
 
-  // The states of `items` heads of the rows from `first` on, from a slot to where they belong; after
-  // a barrier.
+  // The states of `items` heads of the rows from `first` on, from a slot to where they belong;
+  // after a barrier.
   __device__ __forceinline__ void StoreStates(const StepLayer& layer, int first, int items,
                                               const char* states) const {
     if (block.lane != 0) return;
 #pragma unroll 1
     for (int i = block.warp; i < items; i += kStepWarps)
-      StoreTile(block.a.maps + layer.state_map, block.rank * kValueRows,
-                StateRow(block.a, shared.slot[first + i / value_heads], share, i % value_heads) *
-                    DK,
-                SharedAddress(states + i * kStateBytes<DK, DV>));
+      StoreTile(
+          block.a.maps + layer.state_map, block.rank * kValueRows,
+          StateRow(block.a, shared.slot[first + i / value_heads], share, i % value_heads) * DK,
+          SharedAddress(states + i * kStateBytes<DK, DV>));
   }
 
   __device__ __forceinline__ void Mix(const StepLayer& layer) {

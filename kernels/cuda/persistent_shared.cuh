@@ -33,6 +33,7 @@ constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 // Warps that pass the stream's rows of one row of x on.
 template <int B>
 constexpr int kStreamWarps = B == 4 ? 2 : 4;
+constexpr int kStreamSquares = 4;  // parts of the sum of a rank's squares
 
 // Outputs of both groups that a block adds to the stream, half of each tile.
 template <int B>
@@ -109,7 +110,7 @@ struct StepShared {
     alignas(16) float warp_values[kHeadsAtOnce * kStepWarps * 256];
   };
   alignas(16) float kept[B][kTilesAtOnce * kTile];  // this rank's rows of a mixer's projection
-  float squares[B][kRanks];                         // each rank's part of the norm's sum
+  float squares[B][kRanks][kStreamSquares];         // each rank's parts of the norm's sum
   float norm_factor[B];
   union {
     struct {
@@ -134,9 +135,10 @@ struct StepShared {
   alignas(16) float sin[B][kMaxRotaryHalf];
   int page_rows[B][kCachedPages];  // where this rank's part of the sequence begins in the pages
   int position[B], slot[B];
-  alignas(16) float parts[kGroupWarps * kPartStride];         // of products
-  alignas(16) bf16 outgoing[2 * B][kMaxSliceK / kRanks];      // to every rank
-  float published[2][2][kPublished<B>];  // what each thread added to the words of each buffer
+  SequencePart part[B];                                   // this rank's
+  alignas(16) float parts[kGroupWarps * kPartStride];     // of products
+  alignas(16) bf16 outgoing[2 * B][kMaxSliceK / kRanks];  // to every rank
+  float2 published[2][kPublished<B>];  // what each thread added to the words of each buffer
   unsigned long long keys[B][kStepWarps];
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
   uint64_t stream_ready, slice_ready, mixer_ready, merge_ready, inputs_ready;

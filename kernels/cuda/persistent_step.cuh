@@ -22,6 +22,7 @@ __device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>
   for (int i = threadIdx.x; i < B; i += kStepThreads) {
     shared.position[i] = a.positions[i];
     shared.slot[i] = a.state_slot[i];
+    shared.part[i] = PartOf(a.positions[i], rank);
   }
   const int half = a.shape.rotary_half;
   const int kv_head = a.shares[0][blockIdx.x / kRanks].first_head / a.shape.group;
@@ -52,15 +53,16 @@ struct Mlp {
   __device__ __forceinline__ void GateUp() {
     block.AwaitStream();
     if (share.units == 0) return;
-    const int box_rows = block.a.shape.mlp_box_rows;
+    const int box_rows = block.a.shape.mlp_box_rows, box_shift = BoxShift(box_rows);
     block.template MultiplyStream<kTilesAtOnce>(
-        2 * columns, box_rows, [] {},
+        2 * columns, box_shift, [] {},
         [&](const float* parts, int, int) {
           const int b = threadIdx.x % B;
           const float factor = shared.norm_factor[b];
 #pragma unroll 1
           for (int i = threadIdx.x; i < columns * B; i += kStepThreads) {
-            const int column = i / B, row = column / box_rows * 2 * box_rows + column % box_rows;
+            const int column = i / B,
+                      row = (column >> box_shift) * 2 * box_rows + (column & (box_rows - 1));
             const float gate = block.SumParts(parts, row * B + b) * factor,
                         up = block.SumParts(parts, (row + box_rows) * B + b) * factor;
             const Halves v(__fmul_rn(QuickSilu(gate), up));
@@ -68,8 +70,7 @@ struct Mlp {
             shared.outgoing[2 * b + 1][column] = v.low;
           }
           block.Sync();
-          block.SendOutgoing(shared.slice, block.rank * columns, columns,
-                                         &shared.slice_ready);
+          block.SendOutgoing(shared.slice, block.rank * columns, columns, &shared.slice_ready);
         });
     block.Await(&shared.slice_ready, block.slice_parity, B * share.units * kBoxK * 4);
   }
@@ -91,7 +92,7 @@ __device__ __forceinline__ void Head(StepBlock<B>& block) {
   SampleKey best = kNoKey;
   block.AwaitStream();
   block.template MultiplyStream<kTilesAtOnce / 2>(
-      tiles * kTile, kTile, [] {},
+      tiles * kTile, BoxShift(kTile), [] {},
       [&](const float* parts, int first, int count) {
         const float factor = block.shared.norm_factor[b];
 #pragma unroll 1

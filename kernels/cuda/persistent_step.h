@@ -27,8 +27,8 @@ constexpr int kMixerFloats = 1024;  // a row's queries, keys and values, of one 
 constexpr int kMaxRotaryHalf = 64;
 constexpr int kMaxSliceK = 768;  // of a mixer's or an MLP's output inside one cluster
 constexpr int kSlotBytes = 32 << 10;
-constexpr int kBoxGap = 512;     // before every second box of four rows, for other banks
-constexpr int kSlotBlocks = 4;   // of an output matrix, 64 columns each
+constexpr int kBoxGap = 512;    // before every second box of four rows, for other banks
+constexpr int kSlotBlocks = 4;  // of an output matrix, 64 columns each
 constexpr int kSlotStride = kSlotBytes + 2 * kBoxGap;
 constexpr int kMaxStepLayers = 31;  // whose tables fit beside the activations of four rows
 constexpr int kMaxPassHeads = 2;    // query heads of a cluster: none, one or both
@@ -51,6 +51,7 @@ struct CopyCommand {
 // A slot of whole rows has 16 of them, in boxes of as many as a rank has of a head at once: fewer
 // requests for the same bytes. Where a box of `rows` rows, `bytes` in all, begins in it:
 __host__ __device__ constexpr int BoxRows(int head_dim) { return head_dim / kRanks; }
+__host__ __device__ constexpr int BoxShift(int rows) { return rows == 4 ? 2 : rows == 8 ? 3 : 4; }
 __host__ __device__ constexpr int BoxOffset(int box, int rows, int bytes) {
   return box * bytes + (rows == 4 ? (box + 1) / 2 * kBoxGap : 0);
 }

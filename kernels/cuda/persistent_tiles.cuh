@@ -27,6 +27,15 @@ __device__ __forceinline__ void LoadColumns(Columns<B>& x, const bf16* columns, 
   }
 }
 
+template <int B>
+__device__ __forceinline__ void Clear(Columns<B>& x) {
+#pragma unroll
+  for (int n = 0; n < kColumnTiles<B>; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[n][i][0] = x[n][i][1] = 0;
+  }
+}
+
 // 16 rows of a weight times 64 elements of K, added to `c`; `row` is where this lane's row of the
 // tile begins. Four sums run side by side.
 using Weights64 = uint32_t[4][4];

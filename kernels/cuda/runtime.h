@@ -52,9 +52,9 @@ inline Stream MakeStream() {
   return Stream(stream);
 }
 
-inline Event MakeEvent() {
+inline Event MakeEvent(unsigned flags = cudaEventDefault) {
   cudaEvent_t event = nullptr;
-  Check(cudaEventCreate(&event), "creating an event");
+  Check(cudaEventCreateWithFlags(&event, flags), "creating an event");
   return Event(event);
 }
 

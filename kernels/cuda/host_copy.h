@@ -1,0 +1,35 @@
+// Small copies between host and device by a kernel of their own. The copy engine would take 4 to 5
+// us of a decode step each way, most of it the change from one engine to the other and back.
+#pragma once
+
+#include <array>
+
+#include "kernels/cuda/runtime.h"
+
+namespace qwend::cuda {
+
+// Whether a copy is one for a kernel: of few whole words.
+bool IsSmallCopy(const void* to, const void* from, int64_t bytes);
+
+// `from` and `to` are device memory or page-locked host memory; in the stream's order.
+void CopyByKernel(void* to, const void* from, int64_t bytes, cudaStream_t stream);
+
+// What goes to the device waits in page-locked memory, in one of a few places by turns, until its
+// kernel has run; the caller's own memory is free again at once. Not thread safe.
+class Uploads {
+ public:
+  explicit Uploads(cudaStream_t stream);
+  // Of a small copy alone.
+  void Copy(void* to, const void* from_host, int64_t bytes);
+
+ private:
+  struct Place {
+    HostMemory memory;
+    Event read;
+  };
+  cudaStream_t stream_;
+  std::array<Place, 4> places_;
+  size_t next_ = 0;
+};
+
+}  // namespace qwend::cuda
