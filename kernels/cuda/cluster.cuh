@@ -150,7 +150,8 @@ class Patience {
   uint64_t since_ = 0;
 };
 
-// Copies a few bytes to shared memory, for this thread to read after AwaitFetches.
+// Copies a few bytes to shared memory, for this thread to read once they have been awaited:
+// AwaitFetches leaves out those asked for between the last two CommitFetches.
 template <int Bytes>
 __device__ __forceinline__ void FetchAsync(void* to, const void* from) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
@@ -158,7 +159,12 @@ __device__ __forceinline__ void FetchAsync(void* to, const void* from) {
                "n"(Bytes)
                : "memory");
 }
-__device__ __forceinline__ void AwaitFetches() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void CommitFetches() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void AwaitFetches() {
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+}
 
 // Waits for bytes from the cluster. They land in this block's shared memory, which no cache holds,
 // so the wait acquires in the block's scope. (By the letter of PTX the sender's release in the

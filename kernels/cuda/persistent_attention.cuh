@@ -259,15 +259,18 @@ struct AttentionMixer {
     }
   }
 
+  // Asks for the heads' norms.
+  __device__ __forceinline__ void Fetch(const StepLayer& layer) const {
+    if (!shape.head_norms || threadIdx.x >= 2 * D / 4) return;
+    const int norm = threadIdx.x / (D / 4), at = threadIdx.x % (D / 4) * 4;
+    FetchAsync<16>(&shared.attention.norms[norm][at],
+                   (norm == 0 ? layer.q_norm : layer.k_norm) + at);
+  }
+
   // Queries to every rank, keys and values to the rank that has the newest position; gates stay.
   __device__ __forceinline__ void Project(const StepLayer& layer) {
     block.AwaitStream();
     if (share.heads == 0) return;
-    if (shape.head_norms && threadIdx.x < 2 * D / 4) {
-      const int norm = threadIdx.x / (D / 4), at = threadIdx.x % (D / 4) * 4;
-      FetchAsync<16>(&shared.attention.norms[norm][at],
-                     (norm == 0 ? layer.q_norm : layer.k_norm) + at);
-    }
     block.template MultiplyStream<kTilesAtOnce>(
         rows, BoxShift(BoxRows(D)), [] {},
         [&](const float* parts, int, int count) {

@@ -128,10 +128,13 @@ struct StepBlock {
     return stream_b < B && 2 * lane < stream_rows;
   }
 
-  // Asks for the norm's weights of these rows, for the next Hop.
+  // Asks for the norm's weights of these rows, for the next Hop. Each half of a layer asks for its
+  // norm first and then, between its product and its hop, for what the next layer needs besides, so
+  // that whoever waits for either leaves out what is not due yet.
   __device__ __forceinline__ void FetchNorm(const float* norm) const {
     if (HasStream())
       FetchAsync<8>(&shared.norm[kStepWarps - 1 - warp][2 * lane], norm + StreamRow());
+    CommitFetches();
   }
 
   // These rows, scaled by the norm's weight, to this warp's ranks; with them parts of the sum of

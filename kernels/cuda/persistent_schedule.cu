@@ -46,35 +46,19 @@ class Scheduler {
   int KBlocks() { return shape().hidden / kBoxK; }
   int StreamRows() { return shape().hidden / kRanks; }
 
-  // Bytes of weights of a cluster's heads in one layer of a kind.
-  int64_t MixerBytes(bool linear, int heads) {
-    const StepShape& h = shape();
-    if (heads == 0) return 0;
-    const int64_t in_rows = linear
-                                ? int64_t{heads} * 2 * (h.key_dim + h.heads_per_key * h.value_dim)
-                                : int64_t{heads} * h.head_dim * (h.gated ? 2 : 1) + 2 * h.head_dim;
-    const int64_t out_columns =
-        int64_t{heads} * (linear ? h.heads_per_key * h.value_dim : h.head_dim);
-    return 2 * h.hidden * (in_rows + out_columns);
-  }
-
-  // Heads as evenly as they go; the MLP's units to whoever has least to read, so many at once that
-  // a box has eight rows of each rank if there are enough.
+  // Heads and the MLP's units as evenly as they go, whoever has more of the ones less of the
+  // others; units so many at once that a box has eight rows of each rank. A phase ends with its
+  // slowest cluster, so even counts are faster than even bytes.
   void ShareLayer(bool linear) {
     const StepShape& h = shape();
     const int heads = linear ? h.key_heads : h.kv_heads * h.group;
     const int units = static_cast<int>(layers_[0].down->gemv.weight.cols()) / kBoxK;
-    const std::vector<int> head_shares = Even(heads, clusters_);
-    std::vector<int> unit_shares(clusters_, 0);
-    std::vector<int64_t> bytes(clusters_);
-    for (int c = 0; c < clusters_; ++c) bytes[c] = MixerBytes(linear, head_shares[c]);
     const int at_once = units % 2 == 0 ? 2 : 1;
     shape().mlp_box_rows = at_once * kBoxK / kRanks;
-    for (int i = 0; i < units; i += at_once) {
-      const auto least = std::min_element(bytes.begin(), bytes.end());
-      *least += int64_t{6} * at_once * kBoxK * h.hidden;
-      unit_shares[least - bytes.begin()] += at_once;
-    }
+    const std::vector<int> head_shares = Even(heads, clusters_);
+    std::vector<int> unit_shares = Even(units / at_once, clusters_);
+    std::reverse(unit_shares.begin(), unit_shares.end());
+    for (int& u : unit_shares) u *= at_once;
     int first_head = 0, first_unit = 0;
     for (int c = 0; c < clusters_; ++c) {
       s_.arguments.shares[linear ? 1 : 0][c] = {first_head, head_shares[c], first_unit,
@@ -82,9 +66,6 @@ class Scheduler {
       CheckShare(linear, s_.arguments.shares[linear ? 1 : 0][c]);
       first_head += head_shares[c];
       first_unit += unit_shares[c];
-      bytes_[c] += bytes[c] * std::count_if(layers_.begin(), layers_.end(), [&](const LayerOps& l) {
-                     return (l.linear != nullptr) == linear;
-                   });
     }
   }
 
@@ -109,31 +90,15 @@ class Scheduler {
   }
 
   void Share() {
-    bytes_.assign(clusters_, 0);
     for (const bool linear : {false, true}) {
       if (std::any_of(layers_.begin(), layers_.end(),
                       [&](const LayerOps& l) { return (l.linear != nullptr) == linear; }))
         ShareLayer(linear);
     }
-    // The head's tiles even out what the layers could not.
-    const int tiles = CeilDiv(shape().vocab, kTile);
-    const int64_t tile_bytes = int64_t{2} * kTile * shape().hidden;
-    int64_t total = tiles * tile_bytes;
-    for (int64_t b : bytes_) total += b;
-    std::vector<double> shares(clusters_);
-    double sum = 0;
-    for (int c = 0; c < clusters_; ++c) {
-      shares[c] = std::max<double>(total / clusters_ - bytes_[c], 0);
-      sum += shares[c];
-    }
-    double before = 0;
-    for (int c = 0; c < clusters_; ++c) {
-      for (int rank = 0; rank < kRanks; ++rank)
-        s_.first_head_tile.push_back(
-            static_cast<int>(tiles * (before + shares[c] * rank / kRanks) / sum));
-      before += shares[c];
-    }
-    s_.first_head_tile.push_back(tiles);
+    // All blocks come to the head at the same time.
+    const int64_t tiles = CeilDiv(shape().vocab, kTile), blocks = int64_t{clusters_} * kRanks;
+    for (int64_t block = 0; block <= blocks; ++block)
+      s_.first_head_tile.push_back(static_cast<int>(tiles * block / blocks));
   }
 
   // A map of a weight, for boxes of `rows` rows and `k_blocks` * 64 columns.
@@ -260,7 +225,6 @@ class Scheduler {
   const int clusters_;
   const std::vector<LayerOps> layers_;
   const ops::NormHead* const head_;
-  std::vector<int64_t> bytes_;  // each cluster's, of all layers
   std::map<std::tuple<const void*, int, int>, int> map_index_;
   size_t slot_ = 0;  // the command that began the current slot
   StepSchedule s_;

@@ -136,15 +136,24 @@ struct Step {
     Stamp();
     mixer.Mix(layer);
     Stamp();
-    block.FetchNorm(layer.mlp_norm);
     mixer.Output();
     mixer.Finish();
   }
+  // Asks for what a layer reads besides weights, states and cache.
+  __device__ __forceinline__ void Fetch(const StepLayer& layer) const {
+    if (DK != 0 && layer.linear) {
+      linear.Fetch(layer);
+    } else {
+      attention.Fetch(layer);
+    }
+  }
+
   __device__ __forceinline__ void Run(const StepLayer* layers) {
     Stamp();
     linear.Locate();
-    if (DK != 0 && layers[0].linear) linear.Fetch(layers[0]);
     block.FetchNorm(layers[0].mixer_norm);
+    Fetch(layers[0]);
+    CommitFetches();
     block.Embed();
     Stamp();
     // Every layer's two halves end with a hop; one loop over halves, so that its code is there
@@ -153,6 +162,7 @@ struct Step {
     for (int half = 0; half < 2 * a.shape.layers; ++half) {
       const StepLayer& layer = layers[half / 2];
       if (half % 2 == 0) {
+        block.FetchNorm(layer.mlp_norm);
         if (DK != 0 && layer.linear) {
           Mix(linear, layer);
         } else {
@@ -160,16 +170,17 @@ struct Step {
         }
       } else {
         const bool last = half == 2 * a.shape.layers - 1;
+        block.FetchNorm(last ? a.final_norm : layers[half / 2 + 1].mixer_norm);
         Mlp<B> mlp{block, a.shares[layer.linear ? 1 : 0][block.cluster]};
         mlp.GateUp();
         Stamp();
-        block.FetchNorm(last ? a.final_norm : layers[half / 2 + 1].mixer_norm);
         mlp.Down();
-        if (DK != 0 && !last && layers[half / 2 + 1].linear) {
+        if (!last) {
           block.Sync();  // the slice has been read
-          linear.Fetch(layers[half / 2 + 1]);
+          Fetch(layers[half / 2 + 1]);
         }
       }
+      CommitFetches();
       block.Hop();
       Stamp();
     }
