@@ -6,10 +6,6 @@
 
 namespace qwend::cuda {
 
-// Slots on their way at once: enough to keep the memory busy. More would only lengthen the queues
-// in which the clusters' words and the few loads wait.
-constexpr int kSlotsInFlight = 2;
-
 // The copying warp: requests in their order, each slot's first when the slot has been given back.
 // All lanes go along; the first one does it.
 template <int B, int D, int DK>
@@ -19,13 +15,14 @@ struct Copier {
   char* ring;
   const StepLayer* layers;
   const int lane = threadIdx.x % kWarp;
-  int slot = -1, copied = -kSlotsInFlight - 1;
+  // Slots on their way at once; see kRingSlots.
+  const int in_flight = min(a.in_flight[blockIdx.x / kRanks], kRingSlots<B> - kGroups);
+  int slot = -1, copied = -in_flight - 1;
   uint32_t parity = 1, copied_parity = 1;  // an untouched barrier passes for the phase before its
                                            // first
   uint32_t gates_parity = 1;
   bool has_inputs = false;
 
-  static_assert(kRingSlots<B> >= kSlotsInFlight + kGroups);  // see kRingSlots
   __device__ __forceinline__ void NextSlot(int bytes) {
     if (++slot == kRingSlots<B>) slot = 0;
     if (slot == 0) parity ^= 1;
@@ -38,35 +35,29 @@ struct Copier {
     ArriveExpecting(shared.full + slot, bytes);
   }
 
-  // `count` positions of one row's keys or values, page by page.
-  __device__ __forceinline__ void CopyPositions(const bf16* pages, int b, int kv_head, int begin,
-                                                int first, int count, char* to) {
-#pragma unroll 1
-    for (int end = first + count; first < end;) {
-      const int next = min(end, (first / kPageTokens + 1) * kPageTokens);
-      BulkCopy(to, pages + CacheRow(a, shared, b, kv_head, begin, first) * D,
-               (next - first) * D * 2, shared.full + slot);
-      to += (next - first) * D * 2;
-      first = next;
-    }
-  }
-
-  // What the block attends to in a layer: slots of keys in the first half and values in the second.
+  // What the block attends to in a layer: slots of keys in the first half and values in the second,
+  // tile by tile. The last tile may hold positions that are not there yet.
   __device__ __forceinline__ void CopyCache(const StepLayer& layer) {
+    constexpr int kTileBytes = kCacheTile * D * 2;
     const int cluster = blockIdx.x / kRanks;
     const int kv_head = a.shares[0][cluster].first_head / a.shape.group;
+    const CUtensorMap *keys = a.maps + layer.map, *values = keys + 1;
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
       const SequencePart part = shared.part[b];
       const int end = min(part.end, shared.position[b]);
 #pragma unroll 1
       for (int first = part.begin; first < end; first += kSlotPositions<D>) {
-        const int count = min(end - first, kSlotPositions<D>);
-        NextSlot(count * D * 4);
+        const int tiles = CeilDiv(min(end - first, kSlotPositions<D>), kCacheTile);
+        NextSlot(2 * tiles * kTileBytes);
         if (lane != 0) continue;
-        char* to = ring + slot * kSlotStride;
-        CopyPositions(layer.k_pages, b, kv_head, part.begin, first, count, to);
-        CopyPositions(layer.v_pages, b, kv_head, part.begin, first, count, to + kSlotBytes / 2);
+        uint32_t to = SharedAddress(ring + slot * kSlotStride);
+#pragma unroll 1
+        for (int i = 0; i < tiles; ++i, to += kTileBytes) {
+          const int row = CacheRow(a, shared, b, kv_head, part.begin, first + i * kCacheTile);
+          CopyBox(to, keys, row, 0, shared.full + slot);
+          CopyBox(to + kSlotBytes / 2, values, row, 0, shared.full + slot);
+        }
       }
     }
   }
@@ -84,7 +75,7 @@ struct Copier {
       if (lane != 0) continue;
 #pragma unroll 1
       for (int i = 0; i < items; ++i)
-        CopyTile(SharedAddress(ring + slot * kSlotStride + i * kBytes), a.maps + layer.state_map,
+        CopyTile(SharedAddress(ring + slot * kSlotStride + i * kBytes), a.maps + layer.map,
                  static_cast<int>(ClusterRank()) * kDim / kRanks,
                  StateRow(a, shared.slot[first + i / heads], share, i % heads) * kDim,
                  shared.full + slot);

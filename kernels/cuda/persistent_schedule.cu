@@ -28,9 +28,17 @@ class Scheduler {
   StepSchedule Make() {
     Share();
     for (size_t i = 0; i < layers_.size(); ++i) {
-      if (layers_[i].linear == nullptr) continue;
-      s_.layers[i].state_map = static_cast<int>(s_.maps.size());
-      s_.maps.push_back({layers_[i].linear->rule.state, shape().key_dim, 0});
+      s_.layers[i].map = static_cast<int>(s_.maps.size());
+      if (layers_[i].linear != nullptr) {
+        s_.maps.push_back({layers_[i].linear->rule.state, shape().key_dim, 0});
+        continue;
+      }
+      for (const TensorView& pages :
+           {layers_[i].attention->update.k_pages, layers_[i].attention->update.v_pages}) {
+        const int64_t rows = pages.dim(0) * pages.dim(1) * pages.dim(2);
+        s_.maps.push_back({TensorView::Of(pages.data, pages.dtype, {rows, pages.dim(3)}),
+                           kCacheTile, static_cast<int>(pages.dim(3)) / kBoxK});
+      }
     }
     for (int block = 0; block < clusters_ * kRanks; ++block) {
       s_.first_command.push_back(static_cast<int>(s_.commands.size()));
@@ -95,6 +103,10 @@ class Scheduler {
                       [&](const LayerOps& l) { return (l.linear != nullptr) == linear; }))
         ShareLayer(linear);
     }
+    const auto& of_linear = s_.arguments.shares[1];
+    for (int c = 0; c < clusters_; ++c)
+      s_.arguments.in_flight[c] =
+          of_linear[c].heads > of_linear[clusters_ - 1].heads ? kMostSlotsInFlight : kSlotsInFlight;
     // All blocks come to the head at the same time.
     const int64_t tiles = CeilDiv(shape().vocab, kTile), blocks = int64_t{clusters_} * kRanks;
     for (int64_t block = 0; block <= blocks; ++block)

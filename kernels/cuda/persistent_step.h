@@ -25,11 +25,13 @@ constexpr int kTile = 16;        // rows of a weight that a warp multiplies at o
 constexpr int kMaxStepHidden = 1024;
 constexpr int kMixerFloats = 1024;  // a row's queries, keys and values, of one cluster
 constexpr int kMaxRotaryHalf = 64;
+constexpr int kCacheTile = 16;   // positions that a warp attends to at once; pages hold whole ones
 constexpr int kMaxSliceK = 768;  // of a mixer's or an MLP's output inside one cluster
 constexpr int kSlotBytes = 32 << 10;
 constexpr int kBoxGap = 512;    // before every second box of four rows, for other banks
 constexpr int kSlotBlocks = 4;  // of an output matrix, 64 columns each
 constexpr int kSlotStride = kSlotBytes + 2 * kBoxGap;
+constexpr int kSlotsInFlight = 2, kMostSlotsInFlight = 4;
 constexpr int kMaxStepLayers = 31;  // whose tables fit beside the activations of four rows
 constexpr int kMaxPassHeads = 2;    // query heads of a cluster: none, one or both
 constexpr int kMaxValueHeads = 8;   // value heads of a cluster
@@ -64,7 +66,7 @@ struct ClusterShare {
 
 struct StepLayer {
   bool linear = false;
-  int state_map = 0;  // of a linear layer's recurrent state
+  int map = 0;  // of a linear layer's recurrent state, or of its keys; the next one of its values
   const float *mixer_norm = nullptr, *mlp_norm = nullptr;
   // Linear layers. The convolution's weights are [channels, 4].
   const float *conv_weight = nullptr, *dt_bias = nullptr, *gated_norm = nullptr, *a_log = nullptr;
@@ -93,6 +95,10 @@ struct StepShape {
 struct StepArguments {
   StepShape shape;
   ClusterShare shares[2][kMaxClusters];  // attention, linear
+  // How many slots each cluster's blocks ask for at once: enough to keep the memory busy. More
+  // would only lengthen the queues in which the clusters' words and the few loads wait, but for
+  // clusters with more to read than the others, which wait for them.
+  int in_flight[kMaxClusters];
   const StepLayer* layers = nullptr;
   const CUtensorMap* maps = nullptr;
   const CopyCommand* commands = nullptr;  // block by block

@@ -184,7 +184,8 @@ TEST_P(Schedule, CopiesEveryWeightOnceForWhoeverMultipliesIt) {
     EXPECT_EQ(marked, expected) << "block " << block;
   }
   for (const StepLayer& layer : s.layers) {
-    if (layer.linear) EXPECT_EQ(s.maps[layer.state_map].k_blocks, 0);
+    EXPECT_EQ(s.maps[layer.map].k_blocks, layer.linear ? 0 : dims.head_dim / kBoxK);
+    if (!layer.linear) EXPECT_EQ(s.maps[layer.map + 1].rows, kCacheTile);
   }
   for (const auto& [data, weight] : model.weights) {
     // Keys and values are projected by every cluster that attends to them; the gates' boxes of
