@@ -62,16 +62,6 @@ __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap* map, int
       : "memory");
 }
 
-// The same of what will be read again soon.
-__device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap* map, int row, int k_block,
-                                        uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-      "{%2, %3, %4}], [%5];" ::"r"(to),
-      "l"(map), "r"(0), "r"(row), "r"(k_block), "r"(SharedAddress(barrier))
-      : "memory");
-}
-
 // A box of a matrix of floats, and back. What has been written there before a store needs
 // FenceForCopies by its writers; the shared memory is free again after AwaitStoresRead by the
 // thread that stored.

@@ -12,13 +12,6 @@ __device__ __forceinline__ void LoadMatrix4(uint32_t (&r)[4], const void* row) {
                : "r"(SharedAddress(row)));
 }
 
-// The same, each transposed: a lane has two neighbours of a column.
-__device__ __forceinline__ void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(SharedAddress(row)));
-}
-
 // c += a * b with a 16x16 (row-major), b 16x8 (column-major), both bf16, c f32: lane holds (row
 // lane / 4, columns 2 * (lane % 4) and the next) in c[0], c[1], and the same eight rows below in
 // c[2], c[3].

@@ -19,6 +19,7 @@ struct AttentionMixer {
   using Lanes = HeadLanes<D>;
   static constexpr int kPer = Lanes::kPer, kLanes = Lanes::kLanes, kSub = Lanes::kSub;
   static constexpr int kRows = D / kRanks;  // of a head, this rank's
+  static constexpr int kAtOnce = 4;         // positions of a lane
   static constexpr int kHeads = kMaxPassHeads;
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads * query_rows + 2 * kRows;
@@ -36,102 +37,75 @@ struct AttentionMixer {
     return (i < kRows ? layer.k_bias : layer.v_bias)[kv_head * D + mine + i % kRows];
   }
 
-  // What a warp has of its tile: rows of the products are the queries' high and low halves by
-  // turns, so lane (g, t) has scores of head g / 2 % 2 (lanes from 16 on the same again), and of
-  // its values two dimensions in each eight of the warp's 64. The largest score and the sum are of
-  // the head, the sum over this lane's positions alone.
-  static constexpr int kDimWarps = D / 64;  // that share a tile
-  static_assert(kSlotPositions<D> == kCacheTiles<D> * kCacheTile);
-  const int tile = block.warp / kDimWarps, dims = block.warp % kDimWarps * 64;
-  const int g = block.lane / 4, t = block.lane % 4;
-  const bool low = g % 2 != 0;
+  // This lane's positions of a slot are every kSpan-th from its first. After their exchange each
+  // lane has one score, of position my_position for one head, and does the exponential for the
+  // warp.
+  static constexpr int kSpan = kStepWarps * kSub;
+  static_assert(kSlotPositions<D> == kSpan * kAtOnce);
+  static constexpr int kScores = kHeads * kAtOnce, kLanesEach = kLanes / kScores;
+  const int my_position = block.lane % kLanes / kLanesEach % kAtOnce;
+
+  // From the lane, among those with the same positions, that has a score.
+  __device__ __forceinline__ float FromScore(float v, int score) const {
+    return __shfl_sync(kFullMask, v, sub * kLanes + score * kLanesEach);
+  }
+  // Over the scores of one head.
+  template <typename Combine>
+  __device__ __forceinline__ static float OverPositions(float v, Combine combine) {
+#pragma unroll
+    for (int offset = kLanesEach; offset < kAtOnce * kLanesEach; offset *= 2)
+      v = combine(v, __shfl_xor_sync(kFullMask, v, offset));
+    return v;
+  }
+
+  // Largest score of this lane's head and the sum of exponentials of its own scores; the values of
+  // all heads.
   struct Sums {
     float largest = -INFINITY, sum = 0.0f;
-    float values[8][4] = {};
+    float values[kHeads][kPer] = {};
   };
-  using Queries = uint32_t[D / 16][2];
 
-  __device__ __forceinline__ void LoadQueries(Queries& q, int b) const {
-    const float* from = shared.mixer[b] + min(g / 2 % 2, share.heads - 1) * D + 2 * t;
+  __device__ __forceinline__ void AttendTo(const char* slot, int count,
+                                           const float (&q)[kHeads][kPer], Sums& sums) const {
+    const int first = block.warp * kSub + sub;
+    float scores[kScores], values[kAtOnce][kPer];
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int position = min(first + i * kSpan, count - 1);
+      const auto* key = reinterpret_cast<const bf16*>(slot) + position * D + at;
+      Packed<kPer> k, v;
+      k.Load(key);
+      v.Load(key + kSlotBytes / 4);
+      float keys[kPer];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float2 v = *reinterpret_cast<const float2*>(from + k * 16 + j * 8);
-        const SplitPair s = SplitTwo(v.x, v.y);
-        q[k][j] = low ? s.low : s.high;
+      for (int j = 0; j < kPer; ++j) {
+        keys[j] = k[j];
+        values[i][j] = v[j];
       }
-    }
-  }
-
-  // Eight rows of a tile for each of four matrices, where this lane's begins.
-  __device__ __forceinline__ static const char* TileRow(const char* block64, int row, int chunk) {
-    return block64 + row * 128 + (chunk ^ row % 8) * 16;
-  }
-
-  // The warp's tile of a slot with `count` positions.
-  __device__ __forceinline__ void AttendTo(const char* slot, int count, const Queries& q,
-                                           Sums& sums) const {
-    constexpr int kTileBytes = kCacheTile * D * 2, kBlockBytes = kCacheTile * 128;
-    const int valid = count - tile * kCacheTile;
-    if (valid <= 0) return;
-    const char* keys = slot + tile * kTileBytes;
-    const int matrix = block.lane / 8, row = block.lane % 8;
-    // Scores of eight positions each, in two chains.
-    float c[2][2][4] = {};
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      uint32_t r[4];
-      LoadMatrix4(
-          r, TileRow(keys + k / 4 * kBlockBytes, row + matrix / 2 * 8, k % 4 * 2 + matrix % 2));
-      const uint32_t query[4] = {q[k][0], 0, q[k][1], 0};
-      MmaBf16(c[0][k % 2], query, r[0], r[1]);
-      MmaBf16(c[1][k % 2], query, r[2], r[3]);
+      for (int h = 0; h < kHeads; ++h) scores[h * kAtOnce + i] = Dot(q[h], keys);
     }
-    float p[2][2], most = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float score = c[i][0][j] + c[i][1][j];
-        score += __shfl_xor_sync(kFullMask, score, 4);  // high and low
-        p[i][j] = i * 8 + 2 * t + j < valid ? score : -INFINITY;
-        most = fmaxf(most, p[i][j]);
-      }
-    }
-    most = fmaxf(most, __shfl_xor_sync(kFullMask, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(kFullMask, most, 2));
-    most = fmaxf(most, sums.largest);
+    float score = SumHalves<kScores, kLanes / 2, 1>(scores, block.lane);
+    if (first + my_position * kSpan >= count) score = -INFINITY;
+    const float most =
+        fmaxf(sums.largest, OverPositions(score, [](float a, float b) { return fmaxf(a, b); }));
     const bool none = most == -INFINITY;
-    const float old = none ? 0.0f : __expf(sums.largest - most);
     // Scores that are no numbers must not vanish.
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        p[i][j] = none ? (p[i][j] == -INFINITY ? 0.0f : p[i][j]) : __expf(p[i][j] - most);
-    }
+    const float p = none ? (score == -INFINITY ? 0.0f : score) : __expf(score - most);
+    const float old = none ? 0.0f : __expf(sums.largest - most);
     sums.largest = most;
-    sums.sum = fmaf(sums.sum, old, (p[0][0] + p[0][1]) + (p[1][0] + p[1][1]));
-    const SplitPair first = SplitTwo(p[0][0], p[0][1]), second = SplitTwo(p[1][0], p[1][1]);
-    const uint32_t weights[4] = {low ? first.low : first.high, 0, low ? second.low : second.high,
-                                 0};
-    // Of positions that are not there the values are anything, so their weight of zero is not
-    // enough.
-    const auto there = [&](int position) {
-      return (position < valid ? 0xffffu : 0u) | (position + 1 < valid ? 0xffff0000u : 0u);
-    };
-    const uint32_t first_there = there(2 * t), second_there = there(8 + 2 * t);
-    const char* values = keys + kSlotBytes / 2 + dims / 64 * kBlockBytes;
+    sums.sum = fmaf(sums.sum, old, p);
 #pragma unroll
-    for (int n = 0; n < 8; n += 2) {
-      uint32_t r[4];
-      LoadMatrix4Transposed(r, TileRow(values, row + matrix % 2 * 8, n + matrix / 2));
+    for (int h = 0; h < kHeads; ++h) {
+      const float rescale = FromScore(old, h * kAtOnce);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        sums.values[n + i][0] *= old;
-        sums.values[n + i][1] *= old;
-        MmaBf16(sums.values[n + i], weights, r[2 * i] & first_there, r[2 * i + 1] & second_there);
+      for (float& v : sums.values[h]) v *= rescale;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = FromScore(p, h * kAtOnce + i);
+#pragma unroll
+        for (int j = 0; j < kPer; ++j)
+          sums.values[h][j] = fmaf(weight, values[i][j], sums.values[h][j]);
       }
     }
   }
@@ -140,88 +114,92 @@ struct AttentionMixer {
   __device__ __forceinline__ void Attend(int b) {
     const SequencePart part = Part(b);
     const int positions = min(part.end, shared.position[b]) - part.begin;
-    Sums sums;
-    {
-      Queries q;
-      LoadQueries(q, b);
+    float q[kHeads][kPer];
+    Sums of_lanes;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+      LoadFloats(q[h], shared.mixer[b] + min(h, share.heads - 1) * D + at);
 #pragma unroll 1
-      for (int first = 0; first < positions; first += kSlotPositions<D>) {
-        AttendTo(block.AwaitSlot(), min(positions - first, kSlotPositions<D>), q, sums);
-        block.ReleaseSlot(block.slot, 1);
-        block.SkipSlots(1);
-      }
+    for (int first = 0; first < positions; first += kSlotPositions<D>) {
+      AttendTo(block.AwaitSlot(), min(positions - first, kSlotPositions<D>), q, of_lanes);
+      block.ReleaseSlot(block.slot, 1);
+      block.SkipSlots(1);
     }
-    // The newest position, by one warp.
-    const bool newest = part.owner == block.rank && block.warp == kStepWarps - 1;
-    float value[kPer], score[kHeads];
-    if (newest) {
-      float key[kPer], query[kPer];
+    Softmax<kPer> sums[kHeads];
+    of_lanes.sum = OverPositions(of_lanes.sum, [](float a, float b) { return a + b; });
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      sums[h].largest = FromScore(of_lanes.largest, h * kAtOnce);
+      sums[h].sum = FromScore(of_lanes.sum, h * kAtOnce);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) sums[h].values[j] = of_lanes.values[h][j];
+    }
+    if (part.owner == block.rank && block.warp == kStepWarps - 1) {
+      float key[kPer], value[kPer];
       LoadFloats(key, shared.mixer[b] + share.heads * D + at);
       LoadFloats(value, shared.mixer[b] + (share.heads + 1) * D + at);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        LoadFloats(query, shared.mixer[b] + min(h, share.heads - 1) * D + at);
-        score[h] = Lanes::Sum(Dot(query, key));
+        const float score = Lanes::Sum(Dot(q[h], key));
+        if (sub != 0) continue;
+        Rescale(sums[h], fmaxf(sums[h].largest, score));
+        AddPosition(sums[h], score, value);
       }
+      __syncwarp();
     }
-    static_assert(sizeof(shared.part_values) <=
+    // Each warp's sums of some heads, then their merger.
+    static_assert(sizeof(shared.warp_values) <=
                   sizeof(shared.stream) + (B == 1 ? sizeof(shared.mixer) : 0));
-    block.Sync();  // queries have been read, and the parts of the row before
-    PutPart(sums);
-    if (newest && sub == 0) {
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        StoreFloats(PartValues(h, kCacheTiles<D>) + at, value);
-        shared.attention.part_softmax[h][kCacheTiles<D>] = make_float2(score[h], 1.0f);
-      }
+    for (int h = 0; h < kHeads; h += kHeadsAtOnce) {
+      if (h >= share.heads) continue;
+      block.Sync();  // queries are in registers; what was merged before has been read
+#pragma unroll
+      for (int i = 0; i < kHeadsAtOnce; ++i) PutPartial(i, sums[h + i]);
+      block.Sync();
+      Spread(b, h);
     }
-    block.Sync();
-    Spread(b, part.owner == block.rank ? kCacheParts<D> : kCacheTiles<D>);
   }
+  static constexpr int kHeadsAtOnce = D < 256 ? kHeads : StepShared<B>::kHeadsAtOnce;
 
-  __device__ __forceinline__ float* PartValues(int head, int part) const {
-    return shared.part_values + (head * kCacheParts<D> + part) * D;
-  }
-
-  // A warp's sums. Of a head's two rows one keeps half of the values and gives the other half away.
-  __device__ __forceinline__ void PutPart(Sums& sums) {
-    float* to = PartValues(g / 2 % 2, tile) + dims + (low ? 32 : 0) + 2 * t;
+  // A warp's sums of one head; positions side by side are added up first.
+  __device__ __forceinline__ void PutPartial(int i, Softmax<kPer>& sums) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      float v[2];
+    for (int offset = kWarp / 2; offset >= kLanes; offset /= 2) {
+      const float most = fmaxf(sums.largest, __shfl_xor_sync(kFullMask, sums.largest, offset));
+      if (most != -INFINITY) Rescale(sums, most);  // the same in both lanes
+      __syncwarp();
+      sums.sum += __shfl_xor_sync(kFullMask, sums.sum, offset);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float upper = sums.values[n + 4][j], lower = sums.values[n][j];
-        v[j] = (low ? upper : lower) + __shfl_xor_sync(kFullMask, low ? lower : upper, 4);
-      }
-      if (g < 4) *reinterpret_cast<float2*>(to + n * 8) = make_float2(v[0], v[1]);
+      for (float& v : sums.values) v += __shfl_xor_sync(kFullMask, v, offset);
     }
-    sums.sum += __shfl_xor_sync(kFullMask, sums.sum, 1);
-    sums.sum += __shfl_xor_sync(kFullMask, sums.sum, 2);
-    if (g < 4 && !low && t == 0 && dims == 0)
-      shared.attention.part_softmax[g / 2][tile] = make_float2(sums.largest, sums.sum);
+    if (sub != 0) return;
+    StoreFloats(shared.warp_values + (i * kStepWarps + block.warp) * D + at, sums.values);
+    if (at == 0) shared.attention.warp_softmax[i][block.warp] = make_float2(sums.largest, sums.sum);
   }
 
-  // The parts of every head merged, to the ranks that have their dimensions.
-  __device__ __forceinline__ void Spread(int b, int parts) {
+  // The warps' sums of heads from `first` on, merged, to the ranks that have their dimensions.
+  __device__ __forceinline__ void Spread(int b, int first) {
     constexpr int kWarps = D / kWarp;  // of a head
 #pragma unroll 1
-    for (int item = block.warp; item < share.heads * kWarps; item += kStepWarps) {
-      const int head = item / kWarps, dim = item % kWarps * kWarp + block.lane;
-      float largest[kCacheParts<D>], sum = 0.0f, value = 0.0f, most = -INFINITY;
+    for (int item = block.warp; item < kHeadsAtOnce * kWarps; item += kStepWarps) {
+      const int local = item / kWarps, head = first + local;
+      if (head >= share.heads) return;
+      const int dim = item % kWarps * kWarp + block.lane;
+      const float2 partial = shared.attention.warp_softmax[local][block.lane % kStepWarps];
+      float most = partial.x;
 #pragma unroll
-      for (int i = 0; i < kCacheParts<D>; ++i) {
-        largest[i] = i < parts ? shared.attention.part_softmax[head][i].x : -INFINITY;
-        most = fmaxf(most, largest[i]);
-      }
-      const float* values = PartValues(head, 0) + dim;
+      for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
+        most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
+      const float factor = partial.x == -INFINITY ? 0.0f : __expf(partial.x - most);
+      float sum = __fmul_rn(factor, partial.y), value = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kCacheParts<D>; ++i) {
-        if (i >= parts) continue;
-        const float factor = largest[i] == -INFINITY ? 0.0f : __expf(largest[i] - most);
-        sum = fmaf(factor, shared.attention.part_softmax[head][i].y, sum);
-        value = fmaf(factor, values[i * D], value);
-      }
+      for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
+        sum += __shfl_xor_sync(kFullMask, sum, offset);
+      const float* values = shared.warp_values + local * kStepWarps * D + dim;
+#pragma unroll
+      for (int i = 0; i < kStepWarps; ++i)
+        value = fmaf(__shfl_sync(kFullMask, factor, i), values[i * D], value);
       const uint32_t to_rank = Mapped(&shared, dim / kRows) - SharedAddress(&shared);
       Send(SharedAddress(&shared.attention.attended[b][head][block.rank][dim % kRows]) + to_rank,
            SharedAddress(&shared.merge_ready) + to_rank, __float_as_uint(value));
@@ -341,7 +319,7 @@ struct AttentionMixer {
 #pragma unroll 1
     for (int b = 0; b < B; ++b) Attend(b);
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
-    block.Sync();  // nobody reads the parts any more, so the stream may come
+    block.Sync();  // nobody reads the warps' values any more, so the stream may come
     Merge();
     block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
   }

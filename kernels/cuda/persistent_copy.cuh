@@ -35,29 +35,35 @@ struct Copier {
     ArriveExpecting(shared.full + slot, bytes);
   }
 
-  // What the block attends to in a layer: slots of keys in the first half and values in the second,
-  // tile by tile. The last tile may hold positions that are not there yet.
+  // `count` positions of one row's keys or values, page by page.
+  __device__ __forceinline__ void CopyPositions(const bf16* pages, int b, int kv_head, int begin,
+                                                int first, int count, char* to) {
+#pragma unroll 1
+    for (int end = first + count; first < end;) {
+      const int next = min(end, (first / kPageTokens + 1) * kPageTokens);
+      BulkCopy(to, pages + CacheRow(a, shared, b, kv_head, begin, first) * D,
+               (next - first) * D * 2, shared.full + slot);
+      to += (next - first) * D * 2;
+      first = next;
+    }
+  }
+
+  // What the block attends to in a layer: slots of keys in the first half and values in the second.
   __device__ __forceinline__ void CopyCache(const StepLayer& layer) {
-    constexpr int kTileBytes = kCacheTile * D * 2;
     const int cluster = blockIdx.x / kRanks;
     const int kv_head = a.shares[0][cluster].first_head / a.shape.group;
-    const CUtensorMap *keys = a.maps + layer.map, *values = keys + 1;
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
       const SequencePart part = shared.part[b];
       const int end = min(part.end, shared.position[b]);
 #pragma unroll 1
       for (int first = part.begin; first < end; first += kSlotPositions<D>) {
-        const int tiles = CeilDiv(min(end - first, kSlotPositions<D>), kCacheTile);
-        NextSlot(2 * tiles * kTileBytes);
+        const int count = min(end - first, kSlotPositions<D>);
+        NextSlot(count * D * 4);
         if (lane != 0) continue;
-        uint32_t to = SharedAddress(ring + slot * kSlotStride);
-#pragma unroll 1
-        for (int i = 0; i < tiles; ++i, to += kTileBytes) {
-          const int row = CacheRow(a, shared, b, kv_head, part.begin, first + i * kCacheTile);
-          CopyBox(to, keys, row, 0, shared.full + slot);
-          CopyBox(to + kSlotBytes / 2, values, row, 0, shared.full + slot);
-        }
+        char* to = ring + slot * kSlotStride;
+        CopyPositions(layer.k_pages, b, kv_head, part.begin, first, count, to);
+        CopyPositions(layer.v_pages, b, kv_head, part.begin, first, count, to + kSlotBytes / 2);
       }
     }
   }
@@ -75,7 +81,7 @@ struct Copier {
       if (lane != 0) continue;
 #pragma unroll 1
       for (int i = 0; i < items; ++i)
-        CopyTile(SharedAddress(ring + slot * kSlotStride + i * kBytes), a.maps + layer.map,
+        CopyTile(SharedAddress(ring + slot * kSlotStride + i * kBytes), a.maps + layer.state_map,
                  static_cast<int>(ClusterRank()) * kDim / kRanks,
                  StateRow(a, shared.slot[first + i / heads], share, i % heads) * kDim,
                  shared.full + slot);

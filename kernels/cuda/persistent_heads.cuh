@@ -100,8 +100,8 @@ struct HeadPreparer {
       StoreFloats(from, x);
       StoreFloats(from + D, value);
       if (share.first_head % shape.group != 0) continue;
-      const int row = CacheRow(block.a, shared, b, kv_head, part.begin, shared.position[b]);
-      const int64_t to = static_cast<int64_t>(row) * D + at;
+      const int64_t to =
+          CacheRow(block.a, shared, b, kv_head, part.begin, shared.position[b]) * D + at;
       *reinterpret_cast<uint4*>(Global(layer.k_pages) + to) =
           make_uint4(k.pairs[0], k.pairs[1], k.pairs[2], k.pairs[3]);
       *reinterpret_cast<uint4*>(Global(layer.v_pages) + to) =

@@ -261,7 +261,7 @@ struct LinearMixer {
 #pragma unroll 1
     for (int i = block.warp; i < items; i += kStepWarps)
       StoreTile(
-          block.a.maps + layer.map, block.rank * kValueRows,
+          block.a.maps + layer.state_map, block.rank * kValueRows,
           StateRow(block.a, shared.slot[first + i / value_heads], share, i % value_heads) * DK,
           SharedAddress(states + i * kStateBytes<DK, DV>));
   }

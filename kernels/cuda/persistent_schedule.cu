@@ -28,17 +28,9 @@ class Scheduler {
   StepSchedule Make() {
     Share();
     for (size_t i = 0; i < layers_.size(); ++i) {
-      s_.layers[i].map = static_cast<int>(s_.maps.size());
-      if (layers_[i].linear != nullptr) {
-        s_.maps.push_back({layers_[i].linear->rule.state, shape().key_dim, 0});
-        continue;
-      }
-      for (const TensorView& pages :
-           {layers_[i].attention->update.k_pages, layers_[i].attention->update.v_pages}) {
-        const int64_t rows = pages.dim(0) * pages.dim(1) * pages.dim(2);
-        s_.maps.push_back({TensorView::Of(pages.data, pages.dtype, {rows, pages.dim(3)}),
-                           kCacheTile, static_cast<int>(pages.dim(3)) / kBoxK});
-      }
+      if (layers_[i].linear == nullptr) continue;
+      s_.layers[i].state_map = static_cast<int>(s_.maps.size());
+      s_.maps.push_back({layers_[i].linear->rule.state, shape().key_dim, 0});
     }
     for (int block = 0; block < clusters_ * kRanks; ++block) {
       s_.first_command.push_back(static_cast<int>(s_.commands.size()));

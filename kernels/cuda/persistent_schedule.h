@@ -8,8 +8,7 @@
 
 namespace qwend::cuda {
 
-// What a tensor map is of: a weight, or a layer's keys or values as rows of a head, in boxes of
-// `rows` rows and `k_blocks` * 64 columns; or, with
+// What a tensor map is of: a weight, in boxes of `rows` rows and `k_blocks` * 64 columns; or, with
 // `k_blocks` zero, a recurrent state, [slots, heads, rows, columns], in boxes of one rank's columns
 // of a head.
 struct BoxMap {

@@ -74,26 +74,21 @@ __device__ __forceinline__ int StateRow(const StepArguments& a, int slot, const 
 template <int D>
 constexpr int kSlotPositions = kSlotBytes / (4 * D);
 
-// Each warp attends to one tile of them and sums up 64 dimensions; the newest position, which is
-// not in the cache yet, is a part of its own.
-template <int D>
-constexpr int kCacheTiles = kStepWarps / (D / 64);
-template <int D>
-constexpr int kCacheParts = kCacheTiles<D> + 1;
-constexpr int kMaxCacheParts = kCacheParts<64>;
-
-// A rank's part of a sequence, whole tiles, and who has its last position.
+// A rank's part of a sequence, and who has its last position.
 struct SequencePart {
   int begin, end, owner;
 };
 __device__ __forceinline__ SequencePart PartOf(int last, int rank) {
-  const int each = CeilDiv(CeilDiv(last + 1, kRanks), kCacheTile) * kCacheTile;
+  const int each = CeilDiv(last + 1, kRanks);
   return {rank * each, min((rank + 1) * each, last + 1), last / each};
 }
 
 template <int B>
 struct StepShared {
   static constexpr int kPartStride = kTilesAtOnce * kTile * B;
+  // Heads of 256 whose sums are merged at once; of smaller ones, all.
+  static constexpr int kHeadsAtOnce = B <= 2 ? 1 : kMaxPassHeads;
+
   alignas(1024) bf16 gate_weights[2 * kMaxValueHeads * kBoxK];
   // Activations as columns of a product are the high and the low bf16 half of each row.
   union {
@@ -109,10 +104,10 @@ struct StepShared {
         } conv;
       };
     };
-    // Each part's values of each head, while a block attends to a row and has its queries. They may
-    // cover the stream, and of one row alone the mixer: never the slice, into which ranks that are
-    // ahead send.
-    alignas(16) float part_values[kMaxPassHeads * kCacheParts<256> * 256];
+    // Each warp's values, while a block attends to a row and has its queries. They may cover the
+    // stream, and of one row alone the mixer: never the slice, into which ranks that are ahead
+    // send.
+    alignas(16) float warp_values[kHeadsAtOnce * kStepWarps * 256];
   };
   alignas(16) float kept[B][kTilesAtOnce * kTile];  // this rank's rows of a mixer's projection
   float squares[B][kRanks][kStreamSquares];         // each rank's parts of the norm's sum
@@ -129,8 +124,8 @@ struct StepShared {
     struct {
       float2 softmax[B][kMaxPassHeads][kRanks];  // each rank's largest score and sum
       alignas(16) float attended[B][kMaxPassHeads][kRanks][16];  // this rank's dimensions
-      float2 part_softmax[kMaxPassHeads][kMaxCacheParts];  // each part's largest score and sum
-      alignas(16) float norms[2][256];                     // queries', keys'
+      float2 warp_softmax[kMaxPassHeads][kStepWarps];  // each warp's largest score and sum
+      alignas(16) float norms[2][256];                 // queries', keys'
     } attention;
   };
   uint32_t token[kRanks];
@@ -214,8 +209,8 @@ __device__ __forceinline__ int PageRow(const StepArguments& a, int b, int kv_hea
 
 // The row of a position of the part of row b's sequence that begins at `begin`.
 template <int B>
-__device__ __forceinline__ int CacheRow(const StepArguments& a, const StepShared<B>& shared, int b,
-                                        int kv_head, int begin, int position) {
+__device__ __forceinline__ int64_t CacheRow(const StepArguments& a, const StepShared<B>& shared,
+                                            int b, int kv_head, int begin, int position) {
   const int index = position / kPageTokens - begin / kPageTokens;
   const int first = index < kCachedPages ? shared.page_rows[b][index]
                                          : PageRow(a, b, kv_head, position / kPageTokens);

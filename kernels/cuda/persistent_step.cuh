@@ -36,7 +36,7 @@ __device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>
 #pragma unroll 1
   for (int i = threadIdx.x; i < B * kCachedPages; i += kStepThreads) {
     const int b = i / kCachedPages, last = a.positions[b];
-    const int page = PartOf(last, rank).begin / kPageTokens + i % kCachedPages;
+    const int page = rank * CeilDiv(last + 1, kRanks) / kPageTokens + i % kCachedPages;
     shared.page_rows[b][i % kCachedPages] =
         page * kPageTokens <= last ? PageRow(a, b, kv_head, page) : 0;
   }

@@ -25,7 +25,6 @@ constexpr int kTile = 16;        // rows of a weight that a warp multiplies at o
 constexpr int kMaxStepHidden = 1024;
 constexpr int kMixerFloats = 1024;  // a row's queries, keys and values, of one cluster
 constexpr int kMaxRotaryHalf = 64;
-constexpr int kCacheTile = 16;   // positions that a warp attends to at once; pages hold whole ones
 constexpr int kMaxSliceK = 768;  // of a mixer's or an MLP's output inside one cluster
 constexpr int kSlotBytes = 32 << 10;
 constexpr int kBoxGap = 512;    // before every second box of four rows, for other banks
@@ -66,7 +65,7 @@ struct ClusterShare {
 
 struct StepLayer {
   bool linear = false;
-  int map = 0;  // of a linear layer's recurrent state, or of its keys; the next one of its values
+  int state_map = 0;  // of a linear layer's recurrent state
   const float *mixer_norm = nullptr, *mlp_norm = nullptr;
   // Linear layers. The convolution's weights are [channels, 4].
   const float *conv_weight = nullptr, *dt_bias = nullptr, *gated_norm = nullptr, *a_log = nullptr;
