@@ -16,7 +16,7 @@ struct Copier {
   const StepLayer* layers;
   const int lane = threadIdx.x % kWarp;
   // Slots on their way at once; see kRingSlots.
-  const int in_flight = min(a.in_flight[blockIdx.x / kRanks], kRingSlots<B> - kGroups);
+  int in_flight = min(a.in_flight[blockIdx.x / kRanks], kRingSlots<B> - kGroups);
   int slot = -1, copied = -in_flight - 1;
   uint32_t parity = 1, copied_parity = 1;  // an untouched barrier passes for the phase before its
                                            // first
@@ -26,13 +26,20 @@ struct Copier {
   __device__ __forceinline__ void NextSlot(int bytes) {
     if (++slot == kRingSlots<B>) slot = 0;
     if (slot == 0) parity ^= 1;
+    if (lane == 0) {
+      Patience patience;
+      while (!TryBarrier(shared.empty + slot, parity ^ 1)) patience.Try();
+    }
+    AwaitCopied();
+    if (lane == 0) ArriveExpecting(shared.full + slot, bytes);
+  }
+  // The oldest slot on its way has arrived.
+  __device__ __forceinline__ void AwaitCopied() {
     if (++copied == kRingSlots<B>) copied = 0;
     if (copied == 0) copied_parity ^= 1;
     if (lane != 0) return;
     Patience patience;
-    while (!TryBarrier(shared.empty + slot, parity ^ 1)) patience.Try();
     while (copied >= 0 && !TryBarrier(shared.full + copied, copied_parity)) patience.Try();
-    ArriveExpecting(shared.full + slot, bytes);
   }
 
   // `count` positions of one row's keys or values, page by page.
@@ -110,6 +117,11 @@ struct Copier {
         const int place = __shfl_sync(kFullMask, mine.y, i), map = place >> 16;
         const int offset = __shfl_sync(kFullMask, mine.z, i);
         const int bytes = __shfl_sync(kFullMask, mine.w, i);
+        if (map == kCopyHead) {
+#pragma unroll 1
+          for (; in_flight > kSlotsInFlight; --in_flight) AwaitCopied();
+          continue;
+        }
         if (map < 0) {
           Patience patience;
           while (!has_inputs && !TryBarrier(&shared.inputs_ready, 0)) patience.Try();

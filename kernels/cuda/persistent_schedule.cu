@@ -220,6 +220,7 @@ class Scheduler {
       }
       CopyMlp(ops, share, rank);
     }
+    s_.commands.push_back({0, 0, kCopyHead, 0, 0});
     for (int tile = s_.first_head_tile[block]; tile < s_.first_head_tile[block + 1]; ++tile) {
       NextSlot();
       Copy(head_->head.weight, tile * kTile, 0, kTile, KBlocks(), 0);

@@ -38,8 +38,9 @@ constexpr int kMaxValueHeads = 8;   // value heads of a cluster
 // One request of the tensor engine. `bytes` is what the slot waits for in all, in its first request
 // alone; zero in the others. With map kCopyCache it stands for the keys and values that the block
 // attends to in layer `row`, with kCopyState for the recurrent state that it works on there, as
-// many slots as they take. The gates' weights have a place of their own beside the ring.
-constexpr int16_t kCopyCache = -1, kCopyState = -2;
+// many slots as they take. The head, which all blocks share evenly, comes after kCopyHead. The
+// gates' weights have a place of their own beside the ring.
+constexpr int16_t kCopyCache = -1, kCopyState = -2, kCopyHead = -3;
 constexpr int32_t kToGates = 1 << 20;  // and from there on
 struct CopyCommand {
   int32_t row;
@@ -94,9 +95,10 @@ struct StepShape {
 struct StepArguments {
   StepShape shape;
   ClusterShare shares[2][kMaxClusters];  // attention, linear
-  // How many slots each cluster's blocks ask for at once: enough to keep the memory busy. More
-  // would only lengthen the queues in which the clusters' words and the few loads wait, but for
-  // clusters with more to read than the others, which wait for them.
+  // How many slots each cluster's blocks ask for at once before the head, where all ask for
+  // kSlotsInFlight: enough to keep the memory busy. More would only lengthen the queues in which
+  // the clusters' words and the few loads wait, but for clusters with more to read than the others,
+  // which wait for them.
   int in_flight[kMaxClusters];
   const StepLayer* layers = nullptr;
   const CUtensorMap* maps = nullptr;

@@ -181,6 +181,7 @@ TEST_P(Schedule, CopiesEveryWeightOnceForWhoeverMultipliesIt) {
       if (s.arguments.shares[linear ? 1 : 0][block / kRanks].heads > 0)
         expected.push_back({static_cast<int>(i), linear ? kCopyState : kCopyCache});
     }
+    expected.push_back({0, kCopyHead});
     EXPECT_EQ(marked, expected) << "block " << block;
   }
   for (const StepLayer& layer : s.layers) {
