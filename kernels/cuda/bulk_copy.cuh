@@ -19,11 +19,12 @@ __device__ __forceinline__ void FenceBarrierInit() {
 }
 
 // Arrives, and adds `bytes` to what the phase waits for.
+__device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void ArriveExpecting(uint64_t* barrier, uint32_t bytes) {
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
-      "r"(bytes)
-      : "memory");
+  ArriveExpecting(SharedAddress(barrier), bytes);
 }
 
 __device__ __forceinline__ void Arrive(uint64_t* barrier, int times = 1) {
@@ -33,7 +34,7 @@ __device__ __forceinline__ void Arrive(uint64_t* barrier, int times = 1) {
 }
 
 // Whether the phase with this parity has ended, after waiting a little for it.
-__device__ __forceinline__ bool TryBarrier(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ bool TryBarrier(uint32_t barrier, uint32_t parity) {
   uint32_t done;
   asm volatile(
       "{\n"
@@ -42,9 +43,12 @@ __device__ __forceinline__ bool TryBarrier(uint64_t* barrier, uint32_t parity) {
       "selp.u32 %0, 1, 0, p;\n"
       "}\n"
       : "=r"(done)
-      : "r"(SharedAddress(barrier)), "r"(parity)
+      : "r"(barrier), "r"(parity)
       : "memory");
   return done != 0;
+}
+__device__ __forceinline__ bool TryBarrier(uint64_t* barrier, uint32_t parity) {
+  return TryBarrier(SharedAddress(barrier), parity);
 }
 
 // Waits for the end of the phase with this parity. A thread must never be two phases behind.

@@ -54,11 +54,11 @@ __device__ __forceinline__ void AwaitCluster() {
 
 // One box of a matrix seen as [K / 64, rows, 64] into shared memory.
 __device__ __forceinline__ void CopyBox(uint32_t to, const CUtensorMap* map, int row, int k_block,
-                                        uint64_t* barrier, uint64_t policy) {
+                                        uint32_t barrier, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_"
       "hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-      "l"(map), "r"(0), "r"(row), "r"(k_block), "r"(SharedAddress(barrier)), "l"(policy)
+      "l"(map), "r"(0), "r"(row), "r"(k_block), "r"(barrier), "l"(policy)
       : "memory");
 }
 

@@ -15,6 +15,11 @@ struct Copier {
   char* ring;
   const StepLayer* layers;
   const int lane = threadIdx.x % kWarp;
+  // This warp alone feeds the block, and is one chain of instructions: addresses are worked out
+  // once and kept from the compiler, which would do it again for every request.
+  const uint32_t ring_at = Opaque(SharedAddress(ring));
+  const uint32_t full_at = Opaque(SharedAddress(shared.full));
+  const uint32_t empty_at = Opaque(SharedAddress(shared.empty));
   // Slots on their way at once; see kRingSlots.
   int in_flight = min(a.in_flight[blockIdx.x / kRanks], kRingSlots<B> - kGroups);
   int slot = -1, copied = -in_flight - 1;
@@ -23,23 +28,28 @@ struct Copier {
   uint32_t gates_parity = 1;
   bool has_inputs = false;
 
+  __device__ __forceinline__ static uint32_t Opaque(uint32_t v) {
+    asm volatile("" : "+r"(v));
+    return v;
+  }
+  __device__ __forceinline__ static void Wait(uint32_t barrier, uint32_t phase) {
+    Patience patience;
+    while (!TryBarrier(barrier, phase)) patience.Try();
+  }
+
   __device__ __forceinline__ void NextSlot(int bytes) {
     if (++slot == kRingSlots<B>) slot = 0;
     if (slot == 0) parity ^= 1;
-    if (lane == 0) {
-      Patience patience;
-      while (!TryBarrier(shared.empty + slot, parity ^ 1)) patience.Try();
-    }
-    AwaitCopied();
-    if (lane == 0) ArriveExpecting(shared.full + slot, bytes);
+    NextCopied();
+    if (lane != 0) return;
+    Wait(empty_at + slot * 8, parity ^ 1);
+    if (copied >= 0) Wait(full_at + copied * 8, copied_parity);
+    ArriveExpecting(full_at + slot * 8, bytes);
   }
-  // The oldest slot on its way has arrived.
-  __device__ __forceinline__ void AwaitCopied() {
+  // The oldest slot on its way.
+  __device__ __forceinline__ void NextCopied() {
     if (++copied == kRingSlots<B>) copied = 0;
     if (copied == 0) copied_parity ^= 1;
-    if (lane != 0) return;
-    Patience patience;
-    while (copied >= 0 && !TryBarrier(shared.full + copied, copied_parity)) patience.Try();
   }
 
   // `count` positions of one row's keys or values, page by page.
@@ -95,20 +105,42 @@ struct Copier {
     }
   }
 
+  // What a layer needs besides weights, as soon as the step's inputs are there.
+  __device__ __forceinline__ void CopyMarked(int map, const StepLayer& layer) {
+    if (!has_inputs) Wait(SharedAddress(&shared.inputs_ready), 0);
+    has_inputs = true;
+    if (DK != 0 && map == kCopyState) {
+      CopyState(layer);
+    } else if (map == kCopyCache) {
+      CopyCache(layer);
+    } else {  // kCopyHead
+#pragma unroll 1
+      for (; in_flight > kSlotsInFlight; --in_flight) {
+        NextCopied();
+        if (lane == 0 && copied >= 0) Wait(full_at + copied * 8, copied_parity);
+      }
+    }
+    __syncwarp();
+  }
+
+  // Each lane has one of 32 commands, and one of the 32 after them, whose maps are asked for one by
+  // one.
   __device__ __forceinline__ void Run() {
     const uint64_t policy = EvictFirstPolicy();
     const int end = a.first_command[blockIdx.x + 1];
-    int at = a.first_command[blockIdx.x];
+    int at = a.first_command[blockIdx.x], last_map = -1;
     const auto load = [&](int i) {
-      int4 c = make_int4(0, 0, 0, 0);
-      if (i < end) {
-        c = reinterpret_cast<const int4*>(a.commands)[i];
-        if (c.y >> 16 >= 0) PrefetchMap(a.maps + (c.y >> 16));
-      }
-      return c;
+      return i < end ? reinterpret_cast<const int4*>(a.commands)[i] : make_int4(0, -1, 0, 0);
     };
+    const auto prefetch = [&](int map) {
+      if (lane == 0 && map >= 0 && map != last_map) PrefetchMap(a.maps + map);
+      last_map = map;
+    };
+    int4 next = load(at + lane);
 #pragma unroll 1
-    for (int4 next = load(at + lane); at < end; at += kWarp) {
+    for (int i = 0; i < kWarp; ++i) prefetch(__shfl_sync(kFullMask, next.y, i) >> 16);
+#pragma unroll 1
+    for (; at < end; at += kWarp) {
       const int4 mine = next;
       next = load(at + kWarp + lane);
 #pragma unroll 1
@@ -117,37 +149,29 @@ struct Copier {
         const int place = __shfl_sync(kFullMask, mine.y, i), map = place >> 16;
         const int offset = __shfl_sync(kFullMask, mine.z, i);
         const int bytes = __shfl_sync(kFullMask, mine.w, i);
-        if (map == kCopyHead) {
-#pragma unroll 1
-          for (; in_flight > kSlotsInFlight; --in_flight) AwaitCopied();
-          continue;
-        }
         if (map < 0) {
-          Patience patience;
-          while (!has_inputs && !TryBarrier(&shared.inputs_ready, 0)) patience.Try();
-          has_inputs = true;
-          if (DK != 0 && map == kCopyState) {
-            CopyState(layers[row]);
-          } else {
-            CopyCache(layers[row]);
+          CopyMarked(map, layers[row]);
+        } else if (offset < kToGates) {
+          if (bytes > 0) NextSlot(bytes);
+          if (lane == 0)
+            CopyBox(ring_at + slot * kSlotStride + offset, a.maps + map, row, place & 0xffff,
+                    full_at + slot * 8, policy);
+        } else if (lane == 0) {
+          const uint32_t gates_full = SharedAddress(&shared.gates_full);
+          if (bytes > 0) {
+            Wait(SharedAddress(&shared.gates_empty), gates_parity);
+            ArriveExpecting(gates_full, bytes);
           }
-          __syncwarp();
-          continue;
+          CopyBox(SharedAddress(shared.gate_weights) + offset - kToGates, a.maps + map, row,
+                  place & 0xffff, gates_full, policy);
         }
-        const bool gates = offset >= kToGates;
-        if (gates && bytes > 0) {
-          Patience patience;
-          while (!TryBarrier(&shared.gates_empty, gates_parity)) patience.Try();
-          gates_parity ^= 1;
-          if (lane == 0) ArriveExpecting(&shared.gates_full, bytes);
-        } else if (bytes > 0) {
-          NextSlot(bytes);
+        if (offset >= kToGates && bytes > 0) gates_parity ^= 1;
+        __syncwarp();
+        // The first of the commands after these only when they have long been loaded.
+        if (i >= kWarp / 2) {
+          prefetch(__shfl_sync(kFullMask, next.y, 2 * i - kWarp) >> 16);
+          prefetch(__shfl_sync(kFullMask, next.y, 2 * i - kWarp + 1) >> 16);
         }
-        if (lane == 0)
-          CopyBox(gates ? SharedAddress(shared.gate_weights) + offset - kToGates
-                        : SharedAddress(ring + slot * kSlotStride + offset),
-                  a.maps + map, row, place & 0xffff,
-                  gates ? &shared.gates_full : shared.full + slot, policy);
       }
     }
   }
