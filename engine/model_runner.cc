@@ -160,7 +160,9 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
   }
 
   std::vector<int32_t> Collect() override {
+    const auto start = std::chrono::steady_clock::now();
     const auto* tokens = static_cast<const int32_t*>(readbacks_[collected_++ % kReadbacks]->Wait());
+    waited_ += std::chrono::steady_clock::now() - start;
     const size_t rows = launched_rows_.front();
     launched_rows_.pop_front();
     return {tokens, tokens + rows};
@@ -185,6 +187,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
     Require(at != sizes_.buckets.end(), "DecodeCalls: there is no bucket ", bucket);
     return decode_lists_[at - sizes_.buckets.begin()].calls();
   }
+  double waited_seconds() const override { return std::chrono::duration<double>(waited_).count(); }
   void set_profile_every(int steps) override {
     timed_decode_.set(steps);
     timed_prefill_.set(steps);
@@ -336,6 +339,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
   std::vector<int32_t> tokens_;
 
   // Steps that were launched and not yet collected: their tokens' copies take turns.
+  std::chrono::steady_clock::duration waited_{};
   static constexpr size_t kReadbacks = 2;
   std::array<std::unique_ptr<Readback>, kReadbacks> readbacks_;
   size_t launched_ = 0, collected_ = 0;

@@ -15,7 +15,9 @@ bool IsSmallCopy(const void* to, const void* from, int64_t bytes);
 void CopyByKernel(void* to, const void* from, int64_t bytes, cudaStream_t stream);
 
 // What goes to the device waits in page-locked memory, in one of a few places by turns, until its
-// kernel has run; the caller's own memory is free again at once. Not thread safe.
+// kernel has run; the caller's own memory is free again at once. The event recorded behind each
+// kernel also keeps kernels that are launched with programmatic overlap, and read what was uploaded
+// before they wait, from following it directly. Not thread safe.
 class Uploads {
  public:
   explicit Uploads(cudaStream_t stream);

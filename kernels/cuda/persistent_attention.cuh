@@ -261,7 +261,7 @@ struct AttentionMixer {
 
   // Asks for the heads' norms.
   __device__ __forceinline__ void Fetch(const StepLayer& layer) const {
-    if (!shape.head_norms || threadIdx.x >= 2 * D / 4) return;
+    if (share.heads == 0 || !shape.head_norms || threadIdx.x >= 2 * D / 4) return;
     const int norm = threadIdx.x / (D / 4), at = threadIdx.x % (D / 4) * 4;
     FetchAsync<16>(&shared.attention.norms[norm][at],
                    (norm == 0 ? layer.q_norm : layer.k_norm) + at);

@@ -360,8 +360,10 @@ struct StepBlock {
   }
   // When a cluster has no part in a half of a layer. Its ranks wait for one another, as the
   // exchange inside a half makes the others wait: a rank that ran ahead would count into its
-  // neighbours' current phase of the stream.
+  // neighbours' current phase of the stream. And its warps, most of which have nothing to publish
+  // where there are few rows: one that stayed behind would miss a phase.
   __device__ __forceinline__ void PublishNothing() {
+    Sync();
     if (threadIdx.x < kRanks) Send(ToLane(&shared.token[rank]), ToLane(&shared.slice_ready), 0u);
     Await(&shared.slice_ready, slice_parity, kRanks * 4);
     const float2 nothing[kColumnTiles<B>] = {};

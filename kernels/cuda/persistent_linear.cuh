@@ -58,6 +58,7 @@ struct LinearMixer {
            static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel[i];
   }
   __device__ __forceinline__ void Fetch(const StepLayer& layer) const {
+    if (share.heads == 0) return;
 #pragma unroll
     for (int i = 0; i < kItems<B>; ++i) {
       if (channel[i] < 0) continue;

@@ -14,6 +14,7 @@ const T& As(const OpCall& call) {
 
 const float* FloatVector(const TensorView& v, const char* what) {
   Need(v.dtype == DType::kF32, what, " is ", Name(v.dtype), ", the persistent kernel reads f32");
+  Need(reinterpret_cast<uintptr_t>(v.data) % 16 == 0, what, " does not begin at 16 bytes");
   return v.As<const float>();
 }
 

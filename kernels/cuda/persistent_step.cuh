@@ -1,8 +1,8 @@
 // The persistent plan: a decode step as one kernel, for B rows. One warp of each block streams what
 // the block reads, in order, through a ring of slots in shared memory and waits for no phase; eight
 // warps multiply and mix. Inside a cluster activations go from shared memory to shared memory;
-// between clusters, twice a layer, as words that carry the epoch they belong to, so that no barrier
-// spans the grid.
+// between clusters, twice a layer, as words of memory that count who has added to them, so that no
+// barrier spans the grid.
 #pragma once
 
 #include <algorithm>

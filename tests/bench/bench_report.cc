@@ -57,6 +57,12 @@ std::string ReportText(const BenchResult& r) {
                           "(%.1f to %.1f); %.1f %% of the best read of this run\n",
                           d.bandwidth_share.median * 100, d.bandwidth_share.min * 100,
                           d.bandwidth_share.max * 100, d.share_of_best * 100);
+    if (d.host_step_seconds > 0) {
+      absl::StrAppendFormat(&out,
+                            "host             %.1f us of a step not waiting for the device, which "
+                            "works ahead meanwhile\n",
+                            d.host_step_seconds / kMicro);
+    }
     const double cost = d.instrumented_step_seconds - d.plain_step_seconds;
     absl::StrAppendFormat(
         &out,
@@ -125,6 +131,7 @@ std::string ReportJson(const BenchResult& r) {
                        {"step_bytes", d.step_bytes},
                        {"bandwidth_share", ToJson(d.bandwidth_share)},
                        {"share_of_best", d.share_of_best},
+                       {"host_step_seconds", d.host_step_seconds},
                        {"plain_step_seconds", d.plain_step_seconds},
                        {"device_step_seconds", d.device_step_seconds},
                        {"between_step_seconds", d.between_step_seconds},

@@ -154,10 +154,14 @@ class Bench {
     const double step_bytes = StepBytes(batch);
     std::vector<double> speeds;
     std::vector<double> shares;
+    double decode_seconds = 0, waited = 0;
     double read_before = MeasureRead();
     for (int i = 0; i < options_.repeats; ++i) {
+      const double waited_before = runner_->waited_seconds();
       seconds = DecodeSteps(rows, 0, options_.decode_tokens);
       if (!seconds.ok()) return seconds.status();
+      decode_seconds += *seconds;
+      waited += runner_->waited_seconds() - waited_before;
       const double read_after = MeasureRead();
       const double steps_per_second = options_.decode_tokens / *seconds;
       speeds.push_back(steps_per_second * batch);
@@ -170,6 +174,9 @@ class Bench {
     decode.tokens_per_second = SpreadOf(speeds);
     decode.bandwidth_share = SpreadOf(shares);
     decode.step_bytes = step_bytes;
+    if (backend_.Info().asynchronous)
+      decode.host_step_seconds =
+          (decode_seconds - waited) / (options_.repeats * options_.decode_tokens);
     if (absl::Status status = TimeInstrumentation(rows, decode); !status.ok()) return status;
     TimeKernelsAlone(decode);
     for (const StepProfile& profile : runner_->profiler().Profiles()) {

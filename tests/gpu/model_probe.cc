@@ -8,6 +8,12 @@
 // model_probe replay MODEL BACKEND PLAN IDS N
 //   N decode steps, in rounds from the same state: bits and device memory must stay. Every 10,000
 //   steps, and at the end, a line with the mean and the longest step so far.
+// model_probe bits MODEL BACKEND PLAN IDS N
+//   N greedy decode steps of the first and the last of eight sequences alone, then of all eight in
+//   one batch, whose logits must have the same bits; a line with a hash of them all, which another
+//   run must print too.
+// model_probe fault MODEL BACKEND PLAN IDS
+//   A decode step that reads where no memory is: the device's error must come out, and soon.
 // model_probe diff MODEL BACKEND PLAN IDS TOLERANCE [table] [log]
 //   Prefill, then teacher-forced decode of the last ids, on the CPU and on BACKEND, operator by
 //   operator: the first that differs by more than TOLERANCE, and the worst. "table" adds a line per
@@ -26,6 +32,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -39,6 +46,7 @@ namespace qwend {
 namespace {
 
 constexpr int kReplayRound = 100;  // steps from one prompt before it is prefilled again
+constexpr int kSequences = 8;      // of bits
 constexpr int kDiffDecodes = 8;    // ids that diff decodes, after a prefill of the others
 
 [[noreturn]] void Die(const std::string& message) {
@@ -75,42 +83,46 @@ struct Probe {
   std::unique_ptr<Backend> backend;
   OpenedModel model;
   std::unique_ptr<ModelRunner> runner;
-  std::vector<int32_t> pages;
+  std::vector<std::vector<int32_t>> pages;  // each sequence's
 
   Probe(const std::string& dir, const std::string& backend_name, const std::string& plan_name,
-        int context) {
+        int context, int sequences = 1)
+      : pages(sequences) {
     if (backend_name != "cuda" && backend_name != "cpu")
       Die("BACKEND is '" + backend_name + "'; it must be cpu or cuda");
     backend = backend_name == "cuda" ? MakeCudaBackend() : MakeCpuBackend();
     model = OrDie(OpenModel(dir));
-    MemoryLimits limits{.max_sequences = 1, .max_context_tokens = context};
+    MemoryLimits limits{.max_sequences = sequences, .max_context_tokens = context};
     limits.decode_plan = ReadPlan(plan_name);
     RunnerOptions options{.plan = OrDie(PlanMemory(model.config.spec, *backend, limits)),
                           .decode_plan = limits.decode_plan,
                           .profile_every = 0};
     runner = OrDie(ModelRunner::Create(*backend, model.config.spec, *model.weights, options));
-    for (int i = 0; i * kPageTokens < context; ++i) pages.push_back(i);
+    int32_t page = 0;
+    for (std::vector<int32_t>& of_sequence : pages) {
+      for (int i = 0; i * kPageTokens < context; ++i) of_sequence.push_back(page++);
+    }
   }
 
-  PrefillChunk Chunk(const std::vector<int32_t>& ids, int begin, int end) const {
-    return {.sequence = {.pages = pages, .state_slot = 0},
+  PrefillChunk Chunk(const std::vector<int32_t>& ids, int begin, int end, int sequence = 0) const {
+    return {.sequence = {.pages = pages[sequence], .state_slot = sequence},
             .tokens = std::span<const int32_t>(ids).subspan(begin, end - begin),
             .start_position = begin,
             .sample = end == static_cast<int>(ids.size()),
             .sampling = {}};
   }
 
-  int32_t PrefillAll(const std::vector<int32_t>& ids) {
+  int32_t PrefillAll(const std::vector<int32_t>& ids, int sequence = 0) {
     int32_t token = 0;
     const int size = runner->max_prefill_tokens();
     for (int begin = 0; begin < static_cast<int>(ids.size()); begin += size) {
-      token = runner->Prefill(Chunk(ids, begin, std::min<int>(begin + size, ids.size())));
+      token = runner->Prefill(Chunk(ids, begin, std::min<int>(begin + size, ids.size()), sequence));
     }
     return token;
   }
 
-  DecodeRow Row(int32_t token, int position) const {
-    return {.sequence = {.pages = pages, .state_slot = 0},
+  DecodeRow Row(int32_t token, int position, int sequence = 0) const {
+    return {.sequence = {.pages = pages[sequence], .state_slot = sequence},
             .token = token,
             .position = position,
             .sampling = {.keep_logits = 1}};
@@ -213,6 +225,78 @@ void Replay(Probe& probe, const std::vector<int32_t>& ids, int count) {
   if (drift > (1 << 20)) Die("device memory drifts");
 }
 
+// FNV-1a over the bits of one row of logits.
+uint64_t Hash(const float* logits, size_t count) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &logits[i], sizeof(bits));
+    hash = (hash ^ bits) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+// Greedy decoding of some sequences side by side, each from the ids turned by its number: the hash
+// of each step's logits, sequence by sequence.
+std::vector<std::vector<uint64_t>> HashSteps(Probe& probe, const std::vector<int32_t>& ids,
+                                             const std::vector<int>& sequences, int count) {
+  std::vector<int32_t> tokens;
+  for (int s : sequences) {
+    std::vector<int32_t> turned = ids;
+    std::rotate(turned.begin(), turned.begin() + s % static_cast<int>(ids.size()), turned.end());
+    tokens.push_back(probe.PrefillAll(turned, s));
+  }
+  std::vector<std::vector<uint64_t>> hashes(sequences.size());
+  for (int step = 0; step < count; ++step) {
+    std::vector<DecodeRow> rows;
+    for (size_t i = 0; i < sequences.size(); ++i)
+      rows.push_back(probe.Row(tokens[i], static_cast<int>(ids.size()) + step, sequences[i]));
+    const std::span<const int32_t> next = probe.runner->Decode(rows);
+    tokens.assign(next.begin(), next.end());
+    const std::vector<float> logits =
+        probe.runner->LastDecodeLogits(static_cast<int>(sequences.size()));
+    const size_t vocab = logits.size() / sequences.size();
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      if (tokens[i] == kInvalidToken) Die("logits are not finite at step " + std::to_string(step));
+      hashes[i].push_back(Hash(logits.data() + i * vocab, vocab));
+    }
+  }
+  return hashes;
+}
+
+void Bits(Probe& probe, const std::vector<int32_t>& ids, int count) {
+  std::vector<int> all(kSequences);
+  std::iota(all.begin(), all.end(), 0);
+  const auto together = HashSteps(probe, ids, all, count);
+  for (int s : {0, kSequences - 1}) {
+    const auto alone = HashSteps(probe, ids, {s}, count);
+    for (int step = 0; step < count; ++step) {
+      if (alone[0][step] != together[s][step])
+        Die("sequence " + std::to_string(s) + ", step " + std::to_string(step) +
+            ": other bits alone than in a batch of " + std::to_string(kSequences));
+    }
+  }
+  uint64_t hash = 0;
+  for (const std::vector<uint64_t>& of_sequence : together) {
+    for (uint64_t h : of_sequence) hash = (hash ^ h) * 0x100000001b3u;
+  }
+  std::printf("%d steps, the same bits alone and in a batch of %d; hash %016llx\n", count,
+              kSequences, static_cast<unsigned long long>(hash));
+}
+
+void Fault(Probe& probe, const std::vector<int32_t>& ids) {
+  const int32_t token = probe.PrefillAll(ids);
+  probe.pages[0].assign(probe.pages[0].size(), 1 << 20);
+  try {
+    probe.DecodeOne(token, static_cast<int>(ids.size()));
+  } catch (const DeviceError& e) {
+    std::printf("the fault came out: %s\n", e.what());
+    std::fflush(stdout);
+    std::_Exit(0);  // the device's memory is past giving back
+  }
+  Die("a step read where no memory is, and nobody said so");
+}
+
 // The CPU and the probe's backend side by side.
 void Diff(Probe& cpu, Probe& probe, const std::vector<int32_t>& ids, double tolerance,
           const std::set<std::string>& wanted) {
@@ -259,31 +343,39 @@ int Count(const char* what, const std::string& text, int least) {
 
 int Main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
-  if (argc < 7 || (argc > 7 && mode != "diff")) {
+  if (argc < (mode == "fault" ? 6 : 7) || (argc > 7 && mode != "diff")) {
     Die("usage:\n"
         "  model_probe logits MODEL BACKEND PLAN IDS OUT\n"
         "  model_probe greedy MODEL BACKEND PLAN IDS N\n"
         "  model_probe replay MODEL BACKEND PLAN IDS N\n"
+        "  model_probe bits   MODEL BACKEND PLAN IDS N\n"
+        "  model_probe fault  MODEL BACKEND PLAN IDS\n"
         "  model_probe diff   MODEL BACKEND PLAN IDS TOLERANCE [table] [log]\n"
         "BACKEND: cpu or cuda; PLAN: explicit, fused, persistent or auto; "
         "IDS: a file of little-endian int32");
   }
-  const std::string last = argv[6];
+  const std::string last = argc > 6 ? argv[6] : "";
   const std::vector<int32_t> ids = ReadIds(argv[5]);
-  const bool counts = mode == "greedy" || mode == "replay";
+  const bool counts = mode == "greedy" || mode == "replay" || mode == "bits";
   // A replay compares its second round with its first.
   const int count = counts ? Count("N", last, mode == "replay" ? 2 * kReplayRound : 1) : 0;
-  const int steps = mode == "greedy" ? count : mode == "replay" ? kReplayRound : 0;
+  const int steps = mode == "greedy" || mode == "bits" ? count
+                    : mode == "replay"                 ? kReplayRound
+                                                       : 0;
   if (steps > std::numeric_limits<int>::max() - static_cast<int>(ids.size()) - 1)
     Die("N is " + last + ", more than a context holds");
   const int context = static_cast<int>(ids.size()) + steps + 1;
-  Probe probe(argv[2], argv[3], argv[4], context);
+  Probe probe(argv[2], argv[3], argv[4], context, mode == "bits" ? kSequences : 1);
   if (mode == "logits") {
     Logits(probe, ids, last);
   } else if (mode == "greedy") {
     Greedy(probe, ids, count);
   } else if (mode == "replay") {
     Replay(probe, ids, count);
+  } else if (mode == "bits") {
+    Bits(probe, ids, count);
+  } else if (mode == "fault") {
+    Fault(probe, ids);
   } else if (mode == "diff") {
     const std::set<std::string> wanted(argv + 7, argv + argc);
     for (const std::string& word : wanted) {

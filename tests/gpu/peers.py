@@ -1,9 +1,12 @@
-"""transformers on the same checkpoint and device: eager, and static cache + CUDA graph. Batch 1, greedy, bf16.
+"""transformers on the same checkpoint and device: eager, static cache + CUDA graph, and the same with torch.compile.
+Batch 1, greedy, bf16.
 
-Usage: peers.py MODEL_DIR
-Prints tokens/s of each (median of 3 x 64 tokens after 128 tokens of context) and eager's time to the first token at
-128 and 1,024 prompt tokens.
+Usage: peers.py MODEL_DIR [CONTEXT...]
+Prints tokens/s of each: the graphs the median of 5 x 256 tokens from each context on (128, 1,024 and 8,192 when none is
+given; the first two share a static cache and so one compilation), eager of 3 x 24 tokens from 128 on; and eager's time
+to the first token at 128 and 1,024 prompt tokens. A peer that cannot run, or takes longer than LIMIT_S seconds, is said.
 """
+import signal
 import statistics
 import sys
 import time
@@ -14,8 +17,9 @@ if len(sys.argv) < 2:
 import torch
 from transformers import AutoModelForCausalLM, StaticCache
 
-TOKENS = 64
+TOKENS = 256
 PROMPT = 128
+LIMIT_S = 150
 
 
 def timed(step, tokens=TOKENS):
@@ -51,30 +55,54 @@ def main():
         print(f"transformers eager: {statistics.median(timed(eager, 24) for _ in range(3)):.1f} tokens/s")
         print(f"transformers eager: device memory {torch.cuda.max_memory_reserved() / 1e6:.0f} MB reserved at most, "
               f"{torch.cuda.max_memory_allocated() / 1e6:.0f} MB in tensors")
-        try:
-            cache = StaticCache(config=model.config, max_cache_len=2048)
-            model(ids[:, :PROMPT], past_key_values=cache, use_cache=True)
-            token = ids[:, :1].clone()
-            position = torch.tensor([PROMPT], device="cuda")
-
-            def step():
-                logits = model(token, past_key_values=cache, use_cache=True, cache_position=position,
-                               position_ids=position[None]).logits
-                token.copy_(logits[:, -1:].argmax(-1))
-                position.add_(1)
-
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    step()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-            timed(graph.replay, 8)
-            print(f"transformers static cache + CUDA graph: {statistics.median(timed(graph.replay) for _ in range(3)):.1f} tokens/s")
-        except Exception as e:  # a peer that cannot run is said, not hidden
-            print(f"transformers static cache + CUDA graph: not run: {type(e).__name__}: {str(e)[:200]}")
+        contexts = [int(c) for c in sys.argv[2:]] or [128, 1024, 8192]
+        for name, forward in (("static cache + CUDA graph", model),
+                              ("torch.compile + CUDA graph", torch.compile(model, dynamic=False))):
+            for group in ([c for c in contexts if c <= 1024], [c for c in contexts if c > 1024]):
+                signal.alarm(LIMIT_S)
+                try:
+                    if group:
+                        graphs(model, forward, name, group)
+                except Exception as e:  # a peer that cannot run is said, not hidden
+                    print(f"transformers {name}, context {group}: not run: {type(e).__name__}: {str(e)[:200]}", flush=True)
+                signal.alarm(0)
 
 
+def graphs(model, forward, name, contexts):
+    cache = StaticCache(config=model.config, max_cache_len=max(contexts) + TOKENS + 8)
+    ids = torch.randint(0, 3000, (1, max(contexts)), device="cuda")
+    model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    token = ids[:, :1].clone()
+    position = torch.tensor([contexts[0]], device="cuda")
+
+    def step():
+        logits = forward(token, past_key_values=cache, use_cache=True, cache_position=position,
+                         position_ids=position[None]).logits
+        token.copy_(logits[:, -1:].argmax(-1))
+        position.add_(1)
+
+    stream = torch.cuda.Stream()
+    start = time.perf_counter()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    ready = time.perf_counter() - start
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for context in contexts:
+        speeds = []
+        for _ in range(6):  # the first one warms up
+            position.fill_(context)
+            speeds.append(timed(graph.replay))
+        print(f"transformers {name}, context {context}: {statistics.median(speeds[1:]):.1f} tokens/s "
+              f"({min(speeds[1:]):.1f} to {max(speeds[1:]):.1f}; ready after {ready:.0f} s)", flush=True)
+
+
+def too_long(*_):
+    raise TimeoutError(f"longer than {LIMIT_S} s")
+
+
+signal.signal(signal.SIGALRM, too_long)
 main()

@@ -3,9 +3,9 @@
 # the CPU backend, full-shape parity with transformers, replays, the persistent kernel's watchdog, speed beside
 # transformers, and the memory checker.
 # Needs an NVIDIA device; python3 with torch and transformers for the parity part, which skips visibly without them.
-#   tests/gpu/run.sh [PART...]   PART: ops models service auto parity replay watchdog speed peers sweep sanitizer archs
+#   tests/gpu/run.sh [PART...]   PART: ops models service auto parity bits replay watchdog speed peers sweep sanitizer archs
 #                                (all when none is given). PLANS="explicit fused" names the decode plans to show; all
-#                                three when it is not set.
+#                                three when it is not set. CONTEXTS="128 1024" are those of the peers.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export LD_LIBRARY_PATH=$PWD/.gpu/lib PYTHONUNBUFFERED=1
@@ -16,7 +16,7 @@ failed=0
 shapes="qwen3.5-0.8b article-0.8b"
 plans=${PLANS:-explicit fused persistent}
 
-parts="ops models service auto parity replay watchdog speed peers sweep sanitizer archs"
+parts="ops models service auto parity bits replay watchdog speed peers sweep sanitizer archs"
 [ $# -gt 0 ] || set -- $parts
 for name in "$@"; do
   case " $parts " in *" $name "*) ;;
@@ -94,6 +94,24 @@ parity() {
     check 240 python3 tests/gpu/parity.py "$bin/model_probe" "$work/$shape" $plans
   done
 }
+# 1,000 steps of the full shapes: the same bits alone and in a batch of eight, and in another process.
+bits() {
+  ids
+  local shape plan
+  for shape in $shapes; do
+    checkpoint "$shape"
+    for plan in $plans; do
+      step "bits $shape $plan"
+      check 120 "$bin/model_probe" bits "$work/$shape" cuda "$plan" "$work/ids" 1000 >"$work/bits-1"
+      check 120 "$bin/model_probe" bits "$work/$shape" cuda "$plan" "$work/ids" 1000 >"$work/bits-2"
+      cat "$work/bits-1"
+      if [ ! -s "$work/bits-1" ] || ! cmp "$work/bits-1" "$work/bits-2"; then
+        echo "FAILED: two runs differ"
+        failed=1
+      fi
+    done
+  done
+}
 replay() {
   ids
   for plan in $plans; do
@@ -125,6 +143,8 @@ watchdog() {
   fi
   wait "$victim" 2>/dev/null
   check 60 "$bin/model_probe" replay models/demo cuda persistent "$work/ids" 200
+  step "watchdog: a kernel that faults"
+  check 60 "$bin/model_probe" fault models/demo cuda persistent "$work/ids"
 }
 speed() {
   for shape in $shapes; do
@@ -149,7 +169,8 @@ peers() {
   for shape in $shapes; do
     checkpoint "$shape"
     step "peers $shape"
-    check 240 python3 tests/gpu/peers.py "$work/$shape"
+    # shellcheck disable=SC2086
+    check 480 python3 tests/gpu/peers.py "$work/$shape" ${CONTEXTS:-}
   done
 }
 sweep() {
