@@ -23,14 +23,11 @@
 // BACKEND is cpu or cuda, PLAN explicit, fused, persistent or auto, IDS a file of little-endian
 // int32. Exit code 1 with one line on an error or a failed check.
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -41,6 +38,7 @@
 #include "engine/loader/weights.h"
 #include "engine/memory_plan.h"
 #include "engine/model_runner.h"
+#include "tests/gpu/probe_arguments.h"
 
 namespace qwend {
 namespace {
@@ -48,36 +46,6 @@ namespace {
 constexpr int kReplayRound = 100;  // steps from one prompt before it is prefilled again
 constexpr int kSequences = 8;      // of bits
 constexpr int kDiffDecodes = 8;    // ids that diff decodes, after a prefill of the others
-
-[[noreturn]] void Die(const std::string& message) {
-  std::fprintf(stderr, "model_probe: %s\n", message.c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T OrDie(absl::StatusOr<T> value) {
-  if (!value.ok()) Die(std::string(value.status().message()));
-  return *std::move(value);
-}
-
-std::vector<int32_t> ReadIds(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) Die(path + ": cannot be read");
-  const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
-  std::vector<int32_t> ids(bytes.size() / sizeof(int32_t));
-  std::memcpy(ids.data(), bytes.data(), ids.size() * sizeof(int32_t));
-  if (ids.empty() || bytes.size() % sizeof(int32_t) != 0)
-    Die(path + ": " + std::to_string(bytes.size()) + " bytes are not a number of int32 ids");
-  return ids;
-}
-
-DecodePlan ReadPlan(const std::string& name) {
-  for (const DecodePlan plan :
-       {DecodePlan::kAuto, DecodePlan::kExplicit, DecodePlan::kFused, DecodePlan::kPersistent}) {
-    if (name == PlanName(plan)) return plan;
-  }
-  Die("PLAN is '" + name + "'; it must be explicit, fused, persistent or auto");
-}
 
 struct Probe {
   std::unique_ptr<Backend> backend;
@@ -321,26 +289,6 @@ void Diff(Probe& cpu, Probe& probe, const std::vector<int32_t>& ids, double tole
   if (!run.report().unmatched.empty()) Die("not compared: " + run.report().unmatched.front());
 }
 
-// All of `text` as a number of at least `least`.
-double Number(const char* what, const std::string& text, double least) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !(value >= least && std::isfinite(value)))
-    Die(std::string(what) + " is '" + text + "'; a number of at least " + std::to_string(least) +
-        " is needed");
-  return value;
-}
-
-// All of `text` as a whole number of at least `least` that an int holds.
-int Count(const char* what, const std::string& text, int least) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < least)
-    Die(std::string(what) + " is '" + text + "'; a whole number from " + std::to_string(least) +
-        " to " + std::to_string(std::numeric_limits<int>::max()) + " is needed");
-  return value;
-}
-
 int Main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   if (argc < (mode == "fault" ? 6 : 7) || (argc > 7 && mode != "diff")) {
@@ -354,6 +302,7 @@ int Main(int argc, char** argv) {
         "BACKEND: cpu or cuda; PLAN: explicit, fused, persistent or auto; "
         "IDS: a file of little-endian int32");
   }
+  if (mode == "fault" && argv[3] != std::string("cuda")) Die("fault is for BACKEND cuda");
   const std::string last = argc > 6 ? argv[6] : "";
   const std::vector<int32_t> ids = ReadIds(argv[5]);
   const bool counts = mode == "greedy" || mode == "replay" || mode == "bits";
