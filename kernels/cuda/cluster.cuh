@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/sum_word.cuh"
 
 namespace qwend::cuda {
 
@@ -92,16 +93,8 @@ __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Words in which blocks add up a float each, in any order with the same result: the sum in fixed
-// point above, how many have added below. Contributions of 2^22 and more, infinities and NaN make
-// the sum NaN; smaller ones are exact to 2^-27. At most 16 add between two readings.
-constexpr int kCountBits = 5;
-constexpr float kFixedPoint = 67108864.0f;  // 2^26
-__device__ __forceinline__ unsigned long long Contribution(float v) {
-  const long long fixed = fabsf(v) < 4194304.0f ? __float2ll_rn(v * kFixedPoint) : 1ll << 53;
-  return static_cast<unsigned long long>(fixed) << kCountBits;
-}
-// `v`: contributions, less those withdrawn, plus one for having added.
+// Adds to a sum_word.cuh's word. `v`: contributions, less those withdrawn, plus one for having
+// added.
 __device__ __forceinline__ void AddToWord(unsigned long long* to, unsigned long long v) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
 }
@@ -112,15 +105,6 @@ __device__ __forceinline__ void ReadWords(unsigned long long& first, unsigned lo
                : "=l"(first), "=l"(second)
                : "l"(from)
                : "memory");
-}
-// Whether a word has been added to `added` times since it was zero.
-__device__ __forceinline__ bool HasAll(unsigned long long word, unsigned added) {
-  return (static_cast<unsigned>(word) - added) % (1u << kCountBits) == 0;
-}
-__device__ __forceinline__ float SumOf(unsigned long long word, unsigned added) {
-  const long long fixed = static_cast<long long>(word - added) >> kCountBits;
-  if (fixed >= 1ll << 52 || fixed <= -(1ll << 52)) return NAN;
-  return static_cast<float>(fixed) * (1.0f / kFixedPoint);
 }
 
 __device__ __forceinline__ uint64_t NanosecondClock() {
