@@ -339,11 +339,11 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
   std::vector<int32_t> tokens_;
 
   // Steps that were launched and not yet collected: their tokens' copies take turns.
-  std::chrono::steady_clock::duration waited_{};
   static constexpr size_t kReadbacks = 2;
   std::array<std::unique_ptr<Readback>, kReadbacks> readbacks_;
   size_t launched_ = 0, collected_ = 0;
   std::deque<size_t> launched_rows_;
+  std::chrono::steady_clock::duration waited_{};  // for them
   std::optional<DecodeAhead> ahead_;
 
   KernelProfiler profiler_;

@@ -50,7 +50,8 @@ class ModelRunner : public StepExecutor {
   // As RunnerOptions::profile_every; counting starts anew. Engine thread.
   virtual void set_profile_every(int steps) = 0;
 
-  // Seconds that the engine thread has waited for decode steps so far. Engine thread.
+  // Seconds that the engine thread has waited for sampled tokens so far, instrumented steps apart.
+  // Engine thread.
   virtual double waited_seconds() const = 0;
 
   // For tests and tools: the logits (fp32 [rows, vocab]) of every position of a prefill, or of the

@@ -18,6 +18,7 @@ static_assert(kMaxStepHidden / kRanks == 2 * kWarp);  // two rows of the stream 
 // whole rows each warp of a group multiplies every fourth 64 elements of K, of a slot of an output
 // matrix one tile of 16 rows. Slots of keys and values are for all warps.
 constexpr int kGroups = 2;
+static_assert(kGroups * kMaxClusters <= kMaxAdders);
 constexpr int kGroupWarps = kStepWarps / kGroups;
 constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kGroupWarps;
 constexpr int kTilesAtOnce = 8;  // of a projection, between two barriers

@@ -16,7 +16,7 @@
 namespace qwend::cuda {
 
 constexpr int kRanks = 16;       // blocks of a cluster
-constexpr int kMaxClusters = 8;  // whose sums one word takes
+constexpr int kMaxClusters = 8;  // whose sums one word takes, two from each
 constexpr int kStepWarps = 8;    // that compute
 constexpr int kStepThreads = kStepWarps * kWarp;
 constexpr int kMaxStepRows = 4;  // rows of x in one pass

@@ -1,6 +1,7 @@
 // Words in which blocks add up a float each, in any order with the same result: the sum in fixed
 // point above, how many have added below. Contributions of 2^22 and more, infinities and NaN make
-// the sum NaN; smaller ones are exact to 2^-27. At most 16 add between two readings.
+// the sum NaN; each smaller one is exact to 2^-27, and the sum is rounded once more to a float. At
+// most kMaxAdders add between two readings.
 #pragma once
 
 #include <cmath>
@@ -9,7 +10,7 @@
 
 namespace qwend::cuda {
 
-constexpr int kCountBits = 5;
+constexpr int kCountBits = 5, kMaxAdders = 16;
 constexpr float kFixedPoint = 67108864.0f;        // 2^26
 constexpr float kContributionLimit = 4194304.0f;  // 2^22
 constexpr long long kPoison = 1ll << 53, kLegal = 1ll << 52;

@@ -41,10 +41,11 @@ struct DecodeResult {
   Spread bandwidth_share;
   double share_of_best = 0;
   StepProfile profile;  // kernel by kernel, from the instrumented steps
+  // Seconds of a step that the host does not spend waiting for the device; 0 where the device is
+  // the host.
+  double host_step_seconds = 0;
   // Seconds of a step: plain ones with profiling off, and, with some steps instrumented, the plain
   // ones between and the instrumented ones.
-  // What the host does in a step besides waiting for the device; 0 where the device is the host.
-  double host_step_seconds = 0;
   double plain_step_seconds = 0;
   double between_step_seconds = 0;
   double instrumented_step_seconds = 0;

@@ -2,7 +2,7 @@
 # Everything that is proved on a GPU, in one command, from what pack.sh gathered: operators and whole models against
 # the CPU backend, full-shape parity with transformers, replays, the persistent kernel's watchdog, speed beside
 # transformers, and the memory checker.
-# Needs an NVIDIA device; python3 with torch and transformers for the parity part, which skips visibly without them.
+# Needs an NVIDIA device; python3 with torch and transformers for parity, bits and peers, which skip visibly without them.
 #   tests/gpu/run.sh [PART...]   PART: ops models service auto parity bits replay watchdog speed peers sweep sanitizer archs
 #                                (all when none is given). PLANS="explicit fused" names the decode plans to show; all
 #                                three when it is not set. CONTEXTS="128 1024" are those of the peers.
@@ -33,7 +33,7 @@ done
 [ -x "$bin/model_probe" ] || { echo "tests/gpu/run.sh: no $bin/model_probe; see tests/gpu/pack.sh" >&2; exit 2; }
 step() { echo "== $* ($SECONDS s)"; }
 # check SECONDS COMMAND...; in this shell, never in a pipeline, or what failed is forgotten.
-check() { timeout "$1" "${@:2}" || { echo "FAILED ($?): ${*:2}"; failed=1; }; }
+check() { timeout "$1" "${@:2}" || { echo "FAILED ($?): ${*:2}" >&2; failed=1; }; }
 # A test program here must have run its tests: one that skipped is a failure too, unless the backend refuses a plan.
 refusal="--decode_plan=persistent: "
 tests() {
@@ -96,6 +96,7 @@ parity() {
 }
 # 1,000 steps of the full shapes: the same bits alone and in a batch of eight, and in another process.
 bits() {
+  have_torch bits || return 0
   ids
   local shape plan
   for shape in $shapes; do
@@ -142,9 +143,11 @@ watchdog() {
     failed=1
   fi
   wait "$victim" 2>/dev/null
+  [ $? = 137 ] || { echo "FAILED: the program had ended before it was killed"; failed=1; }
   check 60 "$bin/model_probe" replay models/demo cuda persistent "$work/ids" 200
   step "watchdog: a kernel that faults"
-  check 60 "$bin/model_probe" fault models/demo cuda persistent "$work/ids"
+  check 30 "$bin/model_probe" fault models/demo cuda persistent "$work/ids"
+  check 60 "$bin/model_probe" replay models/demo cuda persistent "$work/ids" 200
 }
 speed() {
   for shape in $shapes; do
@@ -170,7 +173,7 @@ peers() {
     checkpoint "$shape"
     step "peers $shape"
     # shellcheck disable=SC2086
-    check 480 python3 tests/gpu/peers.py "$work/$shape" ${CONTEXTS:-}
+    check 560 python3 tests/gpu/peers.py "$work/$shape" ${CONTEXTS:-}
   done
 }
 sweep() {

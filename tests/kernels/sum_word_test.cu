@@ -1,4 +1,5 @@
-// The words that the persistent step's blocks add up in, as the host computes them: the same bits
+// The words that the persistent step's blocks add up in, as the host computes them (the device
+// rounds with an instruction of its own; cuda_model_test holds its results): the same bits
 // in any order, complete only when all have added, and never a number where one part was none.
 #include <algorithm>
 #include <cmath>
