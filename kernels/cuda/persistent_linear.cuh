@@ -50,13 +50,14 @@ struct LinearMixer {
     }
   }
 
-  // What a layer reads besides weights and recurrent states, asked for while the stream is on its
-  // way: the convolution's state and weights of these rows, which lie in the slice, which must be
-  // free; and what the heads have besides.
+  // A channel's state: three samples, `channels` apart.
   __device__ __forceinline__ float* TailOf(const StepLayer& layer, int i) const {
     return Global(layer.conv_state) +
            static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel[i];
   }
+  // What a layer reads besides weights and recurrent states, asked for while the stream is on its
+  // way: the convolution's state and weights of these rows, which lie in the slice, which must be
+  // free; and what the heads have besides.
   __device__ __forceinline__ void Fetch(const StepLayer& layer) const {
     if (share.heads == 0) return;
 #pragma unroll

@@ -11,7 +11,6 @@ namespace qwend::cuda {
 
 constexpr int kCachedPages = 32;  // of a rank's share of a sequence
 constexpr int kConsumerBarrier = 1;
-constexpr int kHalfWarps = kStepThreads / kRanks;
 static_assert(kMaxStepHidden / kRanks == 2 * kWarp);  // two rows of the stream for each lane
 
 // The computing warps are two groups that take a phase's slots of weights by turns. Of a slot of
