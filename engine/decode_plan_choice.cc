@@ -53,11 +53,12 @@ class BlockTimer {
 
 // Every list in the plan. Empty where the backend cannot do one of them, with the reason.
 Programs CompileAll(Backend& backend, DecodePlan plan, std::span<const OpList> lists,
-                    const std::function<void(size_t)>& prepare, std::string& why_not) {
+                    StepPort* port, const std::function<void(size_t)>& prepare,
+                    std::string& why_not) {
   Programs programs;
   for (size_t i = 0; i < lists.size(); ++i) {
     prepare(i);
-    programs.push_back(CompileStep(backend, plan, lists[i].calls(), why_not));
+    programs.push_back(CompileStep(backend, plan, lists[i].calls(), port, why_not));
     if (programs.back() == nullptr) return {};
   }
   return programs;
@@ -127,9 +128,10 @@ StepSeconds TimeSteps(Program& fused, Program& persistent, double seconds,
 }
 
 std::unique_ptr<Program> CompileStep(Backend& backend, DecodePlan plan,
-                                     std::span<const OpCall> calls, std::string& why_not) {
-  return plan == DecodePlan::kPersistent ? backend.CompilePersistent(calls, why_not)
-                                         : backend.Compile(calls);
+                                     std::span<const OpCall> calls, StepPort* port,
+                                     std::string& why_not) {
+  return plan == DecodePlan::kPersistent ? backend.CompilePersistent(calls, port, why_not)
+                                         : backend.Compile(calls, port);
 }
 
 double SteadySeconds() {
@@ -138,20 +140,20 @@ double SteadySeconds() {
 
 absl::StatusOr<DecodePrograms> CompileDecode(Backend& backend, DecodePlan asked,
                                              std::span<const OpList> lists,
-                                             std::span<const int> buckets,
+                                             std::span<const int> buckets, StepPort* port,
                                              const std::function<void(size_t)>& prepare,
                                              const std::function<double()>& now) {
   DecodePrograms decode;
   std::string why_not;
   if (asked != DecodePlan::kAuto) {
     decode.choice.plan = asked;
-    decode.programs = CompileAll(backend, asked, lists, prepare, why_not);
+    decode.programs = CompileAll(backend, asked, lists, port, prepare, why_not);
     if (!decode.programs.empty()) return decode;
     return absl::FailedPreconditionError(
         absl::StrCat("--decode_plan=persistent: ", why_not, "; use --decode_plan=fused or auto"));
   }
-  Programs persistent = CompileAll(backend, DecodePlan::kPersistent, lists, prepare, why_not);
-  decode.programs = CompileAll(backend, DecodePlan::kFused, lists, prepare, why_not);
+  Programs persistent = CompileAll(backend, DecodePlan::kPersistent, lists, port, prepare, why_not);
+  decode.programs = CompileAll(backend, DecodePlan::kFused, lists, port, prepare, why_not);
   if (persistent.empty()) {
     decode.choice.why_not_persistent = why_not;
     return decode;

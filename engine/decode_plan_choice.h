@@ -45,17 +45,19 @@ double SteadySeconds();  // by a clock that only goes forward
 // `lists` has the decode step of each of `buckets`, which are their rows: the explicit plan's when
 // that is asked for, otherwise the fused plan's, which the persistent one shares. prepare(i) must
 // leave inputs on the device that lists[i] may run with at any time; compiling and measuring run
-// it. `now` gives seconds. FAILED_PRECONDITION with the remedy when the persistent plan was asked
-// for and is not possible.
+// it, and put nothing into `port`, which is for the programs and may be null. `now` gives seconds.
+// FAILED_PRECONDITION with the remedy when the persistent plan was asked for and is not possible.
 absl::StatusOr<DecodePrograms> CompileDecode(Backend& backend, DecodePlan asked,
                                              std::span<const OpList> lists,
-                                             std::span<const int> buckets,
+                                             std::span<const int> buckets, StepPort* port,
                                              const std::function<void(size_t)>& prepare,
                                              const std::function<double()>& now = SteadySeconds);
 
-// A step in one of the plans that exist. Null where the backend cannot, with the reason.
+// A step in one of the plans that exist. `port` may be null. Gives null where the backend cannot,
+// with the reason.
 std::unique_ptr<Program> CompileStep(Backend& backend, DecodePlan plan,
-                                     std::span<const OpCall> calls, std::string& why_not);
+                                     std::span<const OpCall> calls, StepPort* port,
+                                     std::string& why_not);
 
 // Seconds of one run of each program: the median of blocks of runs back to back. The programs take
 // turns, so that a device which changes its clock slows both. About `seconds` in all, but never

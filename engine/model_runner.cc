@@ -1,7 +1,6 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -91,9 +90,8 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
     backend_.CopyToDevice(workspace_.rope_sin.data, rope.sin.data(), workspace_.rope_sin.bytes());
     backend_.Synchronize();
     inputs_.emplace(backend_, spec_.vocab_size, sizes_, workspace_);
-    for (std::unique_ptr<Readback>& readback : readbacks_) {
-      readback = backend_.MakeReadback(int64_t{sizes_.max_bucket} * int64_t{sizeof(int32_t)});
-    }
+    port_ = backend_.MakeStepPort(workspace_.inputs, workspace_.inputs_bytes, workspace_.inputs,
+                                  int64_t{sizes_.max_bucket} * int64_t{sizeof(int32_t)});
     if (absl::Status status = CompileBuckets(); !status.ok()) return status;
     PrefillLayers(sizes_.chunk);
     return absl::OkStatus();
@@ -144,24 +142,23 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
   void Launch(std::span<const DecodeRow> rows, bool tokens_on_device) override {
     const size_t index = BucketIndex(rows);
     const int bucket = sizes_.buckets[index];
-    const double mean_length = inputs_->Decode(rows, bucket, tokens_on_device);
+    const WrittenInputs inputs = inputs_->Decode(rows, bucket, tokens_on_device);
+    port_->Put(inputs.image, inputs.begin, inputs.end);
     Program& program = *decode_.programs[index];
     if (timed_decode_.Next()) {
       const std::span<const double> seconds = program.RunTimed();
-      profiler_.Record("decode", bucket, decode_lists_[index].calls(), seconds, mean_length,
+      profiler_.Record("decode", bucket, decode_lists_[index].calls(), seconds, inputs.mean_length,
                        static_cast<int64_t>(rows.size()));
     } else {
       program.Run();
     }
     replays_[index].fetch_add(1, std::memory_order_relaxed);
-    readbacks_[launched_++ % kReadbacks]->Start(
-        workspace_.inputs, static_cast<int64_t>(rows.size() * sizeof(int32_t)));
     launched_rows_.push_back(rows.size());
   }
 
   std::vector<int32_t> Collect() override {
     const auto start = std::chrono::steady_clock::now();
-    const auto* tokens = static_cast<const int32_t*>(readbacks_[collected_++ % kReadbacks]->Wait());
+    const auto* tokens = static_cast<const int32_t*>(port_->Collect());
     waited_ += std::chrono::steady_clock::now() - start;
     const size_t rows = launched_rows_.front();
     launched_rows_.pop_front();
@@ -215,7 +212,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
                                          const OpObserver& observer) override {
     Require(!ahead_, "DecodeEagerly: the runner decodes ahead; make one with decode_ahead off");
     const size_t index = BucketIndex(rows);
-    inputs_->Decode(rows, sizes_.buckets[index], /*tokens_on_device=*/false);
+    inputs_->Copy(inputs_->Decode(rows, sizes_.buckets[index], /*tokens_on_device=*/false));
     RunObserved(decode_lists_[index], observer);
     tokens_.resize(rows.size());
     backend_.CopyToHost(tokens_.data(), workspace_.inputs,
@@ -268,7 +265,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
                  list_plan_ == DecodePlan::kFused ? HeadForm::kFused : HeadForm::kPlain, list);
     }
     absl::StatusOr<DecodePrograms> decode =
-        CompileDecode(backend_, asked_, decode_lists_, sizes_.buckets,
+        CompileDecode(backend_, asked_, decode_lists_, sizes_.buckets, port_.get(),
                       [this](size_t i) { inputs_->Rehearse(sizes_.buckets[i]); });
     if (!decode.ok()) return decode.status();
     decode_ = *std::move(decode);
@@ -333,17 +330,14 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
   Workspace workspace_;
 
   std::optional<StepInputWriter> inputs_;
+  std::unique_ptr<StepPort> port_;    // of decode's inputs and the tokens that its sampler leaves
   std::vector<OpList> decode_lists_;  // one per bucket
   DecodePrograms decode_;             // likewise
   std::map<int, OpList> prefill_;     // the layers, by rows
   std::vector<int32_t> tokens_;
 
-  // Steps that were launched and not yet collected: their tokens' copies take turns.
-  static constexpr size_t kReadbacks = 2;
-  std::array<std::unique_ptr<Readback>, kReadbacks> readbacks_;
-  size_t launched_ = 0, collected_ = 0;
-  std::deque<size_t> launched_rows_;
-  std::chrono::steady_clock::duration waited_{};  // for them
+  std::deque<size_t> launched_rows_;              // of the steps that are not collected yet
+  std::chrono::steady_clock::duration waited_{};  // for their tokens
   std::optional<DecodeAhead> ahead_;
 
   KernelProfiler profiler_;

@@ -50,13 +50,12 @@ StepInputs StepInputWriter::Prefill(const PrefillChunk& chunk) {
   for (int i = 0; i < rows; ++i) {
     SetRow(host, i, 0, chunk.tokens[i], chunk.start_position + i);
   }
-  backend_.CopyToDevice(device_, host_.get(), host.bytes);
+  Copy({.image = host_.get(), .end = host.bytes});
   return LayOutInputs(sizes_, rows, 1, device_);
 }
 
-// Rows beyond the real ones are sequences of their own in the dummy page and slot. With
-// `tokens_on_device` the ids stay as the step before left them. Returns the mean length.
-double StepInputWriter::Decode(std::span<const DecodeRow> rows, int bucket, bool tokens_on_device) {
+WrittenInputs StepInputWriter::Decode(std::span<const DecodeRow> rows, int bucket,
+                                      bool tokens_on_device) {
   const StepInputs host = LayOutInputs(sizes_, bucket, bucket, host_.get());
   const int32_t dummy_page = sizes_.dummy_page();
   const DecodeRow padding{
@@ -72,9 +71,16 @@ double StepInputWriter::Decode(std::span<const DecodeRow> rows, int bucket, bool
   }
   host.sequences.query_start.As<int32_t>()[bucket] = bucket;
   const int64_t kept = tokens_on_device ? host.sampling.As<char>() - host.token_ids.As<char>() : 0;
-  backend_.CopyToDevice(static_cast<char*>(device_) + kept, host.token_ids.As<char>() + kept,
-                        host.bytes - kept);
-  return lengths / static_cast<double>(rows.size());
+  return {.image = host_.get(),
+          .begin = kept,
+          .end = host.bytes,
+          .mean_length = lengths / static_cast<double>(rows.size())};
+}
+
+void StepInputWriter::Copy(const WrittenInputs& inputs) {
+  backend_.CopyToDevice(static_cast<char*>(device_) + inputs.begin,
+                        static_cast<const char*>(inputs.image) + inputs.begin,
+                        inputs.end - inputs.begin);
 }
 
 void StepInputWriter::Rehearse(int bucket) {
@@ -85,7 +91,7 @@ void StepInputWriter::Rehearse(int bucket) {
   const DecodeRow row{.sequence = {.pages = pages, .state_slot = sizes_.dummy_slot()},
                       .position = positions - 1,
                       .sampling = {}};
-  Decode(std::vector<DecodeRow>(bucket, row), bucket, /*tokens_on_device=*/false);
+  Copy(Decode(std::vector<DecodeRow>(bucket, row), bucket, /*tokens_on_device=*/false));
 }
 
 }  // namespace qwend

@@ -1,5 +1,5 @@
-// Writes what a step reads: checks it, lays it out in the host's image of the inputs, and copies
-// the image to the device in one go.
+// Writes what a step reads: checks it and lays it out in the host's image of the inputs, which goes
+// to the device in one go.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,13 @@
 
 namespace qwend {
 
+// Bytes [begin, end) of an image of the step's inputs. Stays until the writer's next call.
+struct WrittenInputs {
+  const void* image = nullptr;
+  int64_t begin = 0, end = 0;
+  double mean_length = 0;  // of the real rows' sequences
+};
+
 // Throws std::invalid_argument for rows, positions, pages, slots or ids outside what the sizes
 // allow.
 class StepInputWriter {
@@ -19,16 +26,18 @@ class StepInputWriter {
   StepInputWriter(Backend& backend, int vocab_size, const StepSizes& sizes,
                   const Workspace& workspace);
 
-  // One sequence's chunk. Returns where the step finds it on the device.
+  // One sequence's chunk, copied to the device. Returns where the step finds it there.
   StepInputs Prefill(const PrefillChunk& chunk);
 
-  // Rows beyond the real ones, up to the bucket, are sequences of their own in the dummy page and
-  // slot. With `tokens_on_device` the ids stay as the step before left them. Returns the mean
-  // length.
-  double Decode(std::span<const DecodeRow> rows, int bucket, bool tokens_on_device);
+  // For the caller to send. Rows beyond the real ones, up to the bucket, are sequences of their own
+  // in the dummy page and slot. With `tokens_on_device` the ids are left out and stay as the step
+  // before left them.
+  WrittenInputs Decode(std::span<const DecodeRow> rows, int bucket, bool tokens_on_device);
+  // Sends them by a copy, in order with the steps.
+  void Copy(const WrittenInputs& inputs);
 
-  // A decode of `bucket` rows that belong to nobody, each at the end of up to 1,024 positions: they
-  // read the pool's first pages and write the dummy page and slot alone.
+  // A decode of `bucket` rows that belong to nobody, each at the end of up to 1,024 positions,
+  // copied to the device: they read the pool's first pages and write the dummy page and slot alone.
   void Rehearse(int bucket);
 
  private:

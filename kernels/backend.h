@@ -74,9 +74,26 @@ struct BackendInfo {
   std::vector<SplitK> split_k;    // measured by `qwend-bench --sweep=splitk`; empty: all in one
 };
 
+// How a step's inputs reach the device and its outputs the host, without a call beside the step's
+// own. A port has a region of inputs and one of outputs; a program that was compiled with it takes,
+// before its first operator, the oldest inputs that were put and not yet taken, and leaves its
+// outputs after its last. A run for which nothing was put keeps the device's inputs and leaves
+// nothing. Several programs may share a port, which must outlive them.
+class StepPort {
+ public:
+  static constexpr int kPlaces = 4;  // steps that may be put and not yet collected
+  virtual ~StepPort() = default;
+  // For the next run: bytes [begin, end) of the inputs, copied at once from the same bytes of
+  // `image`; the other bytes stay as they are on the device. Both are multiples of 16.
+  virtual void Put(const void* image, int64_t begin, int64_t end) = 0;
+  // The outputs of the oldest step that was put and run and not yet collected; waits for them. They
+  // stay until kPlaces more steps were run.
+  virtual const void* Collect() = 0;
+};
+
 // A fixed sequence of operators, ready to be run again and again. Addresses were fixed when it was
-// compiled; whatever changes from run to run is read from the memory behind them. On CUDA a
-// captured graph, on the CPU the plain loop.
+// compiled; whatever changes from run to run is read from the memory behind them, or comes through
+// a StepPort. On CUDA a captured graph, on the CPU the plain loop.
 class Program {
  public:
   virtual ~Program() = default;
@@ -84,16 +101,6 @@ class Program {
   // Runs once with a timestamp between operators and returns the seconds each one took, in list
   // order. The values stay until the next call.
   virtual std::span<const double> RunTimed() = 0;
-};
-
-// A copy to the host that does not hold up the caller.
-class Readback {
- public:
-  virtual ~Readback() = default;
-  // Queues the copy, in order with Run. One at a time.
-  virtual void Start(const void* from, int64_t bytes) = 0;
-  // What was copied, once it is there. Stays until the next Start.
-  virtual const void* Wait() = 0;
 };
 
 class Backend {
@@ -111,7 +118,9 @@ class Backend {
   // Waits for everything queued before it, and returns when the bytes are there.
   virtual void CopyToHost(void* to_host, const void* from, int64_t bytes) = 0;
   virtual void Zero(void* at, int64_t bytes) = 0;
-  virtual std::unique_ptr<Readback> MakeReadback(int64_t max_bytes) = 0;
+  // Of regions of device memory: the inputs' of 16-byte words, the outputs' of 4-byte words.
+  virtual std::unique_ptr<StepPort> MakeStepPort(void* inputs, int64_t input_bytes,
+                                                 const void* outputs, int64_t output_bytes) = 0;
 
   // Projection weights take the layout that this backend's Gemv reads fastest. A packed table also
   // serves EmbeddingLookup, so tied weights are kept once. `host` is row-major [N, K]: bf16, f16 or
@@ -121,13 +130,16 @@ class Backend {
   virtual TensorView Pack(const TensorView& host, void* to) = 0;
 
   virtual void Run(const Op& op) = 0;  // returns when the operator is queued (CUDA) or done (CPU)
-  virtual std::unique_ptr<Program> Compile(std::span<const OpCall> calls) = 0;
+  // A port must be one of this backend's own.
+  virtual std::unique_ptr<Program> Compile(std::span<const OpCall> calls,
+                                           StepPort* port = nullptr) = 0;
   // A decode step of the fused plan as one kernel that stays on the device from its first operator
   // to its last. Gives what Compile's program gives but for rounding, and may leave the tensors
   // between its operators unwritten. Null where this backend cannot, with the reason in `why_not`.
-  virtual std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls,
+  virtual std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls, StepPort* port,
                                                      std::string& why_not) {
     static_cast<void>(calls);
+    static_cast<void>(port);
     why_not = "the " + Info().name + " backend has no persistent kernel";
     return nullptr;
   }

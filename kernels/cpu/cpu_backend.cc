@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/panels.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/step_order.h"
 
 namespace qwend {
 namespace cpu {
@@ -22,20 +24,71 @@ void RunOp(const Op& op, const LaunchContext& ctx) {
   std::visit([&](const auto& o) { Run(o, ctx); }, op);
 }
 
+// What is put waits in one of a few places by turns until a run takes it, as on a device.
+class CpuStepPort : public StepPort {
+ public:
+  CpuStepPort(void* inputs, int64_t input_bytes, const void* outputs, int64_t output_bytes)
+      : inputs_(static_cast<char*>(inputs)),
+        outputs_(static_cast<const char*>(outputs)),
+        order_(inputs, input_bytes, outputs, output_bytes) {
+    for (Place& place : places_) {
+      place.in.resize(static_cast<size_t>(input_bytes));
+      place.out.resize(static_cast<size_t>(output_bytes));
+    }
+  }
+
+  void Put(const void* image, int64_t begin, int64_t end) override {
+    Place& place = places_[order_.Put(begin, end) % kPlaces];
+    place.begin = begin;
+    place.bytes = static_cast<size_t>(end - begin);
+    std::memcpy(place.in.data() + begin, static_cast<const char*>(image) + begin, place.bytes);
+  }
+  const void* Collect() override { return places_[order_.Collect() % kPlaces].out.data(); }
+
+  // Before a run and after it; Take gives the step's number for Leave.
+  uint64_t Take() {
+    const uint64_t step = order_.Run();
+    if (step == 0) return 0;
+    const Place& place = places_[step % kPlaces];
+    std::memcpy(inputs_ + place.begin, place.in.data() + place.begin, place.bytes);
+    return step;
+  }
+  void Leave(uint64_t step) {
+    if (step == 0) return;
+    std::vector<char>& out = places_[step % kPlaces].out;
+    std::memcpy(out.data(), outputs_, out.size());
+  }
+
+ private:
+  struct Place {
+    int64_t begin = 0;  // of the inputs, in bytes
+    size_t bytes = 0;   // from there on
+    std::vector<char> in, out;
+  };
+  char* const inputs_;
+  const char* const outputs_;
+  std::array<Place, kPlaces> places_;
+  StepOrder order_;
+};
+
 // The plain loop. Nothing is allocated once it stands.
 class CpuProgram : public Program {
  public:
-  CpuProgram(std::span<const OpCall> calls, ThreadPool& pool) : ctx_{pool} {
+  CpuProgram(std::span<const OpCall> calls, ThreadPool& pool, CpuStepPort* port)
+      : ctx_{pool}, port_(port) {
     ops_.reserve(calls.size());
     for (const OpCall& call : calls) ops_.push_back(call.op);
     seconds_.resize(ops_.size());
   }
 
   void Run() override {
+    const uint64_t step = port_ == nullptr ? 0 : port_->Take();
     for (const Op& op : ops_) RunOp(op, ctx_);
+    if (port_ != nullptr) port_->Leave(step);
   }
 
   std::span<const double> RunTimed() override {
+    const uint64_t step = port_ == nullptr ? 0 : port_->Take();
     auto before = std::chrono::steady_clock::now();
     for (size_t i = 0; i < ops_.size(); ++i) {
       RunOp(ops_[i], ctx_);
@@ -43,25 +96,15 @@ class CpuProgram : public Program {
       seconds_[i] = std::chrono::duration<double>(after - before).count();
       before = after;
     }
+    if (port_ != nullptr) port_->Leave(step);
     return seconds_;
   }
 
  private:
   const LaunchContext ctx_;
+  CpuStepPort* const port_;  // or null
   std::vector<Op> ops_;
   std::vector<double> seconds_;
-};
-
-class CpuReadback : public Readback {
- public:
-  explicit CpuReadback(int64_t max_bytes) : bytes_(static_cast<size_t>(max_bytes)) {}
-  void Start(const void* from, int64_t bytes) override {
-    std::memcpy(bytes_.data(), from, static_cast<size_t>(bytes));
-  }
-  const void* Wait() override { return bytes_.data(); }
-
- private:
-  std::vector<char> bytes_;
 };
 
 class CpuBackend : public Backend {
@@ -88,8 +131,9 @@ class CpuBackend : public Backend {
     std::memcpy(to_host, from, static_cast<size_t>(bytes));
   }
   void Zero(void* at, int64_t bytes) override { std::memset(at, 0, static_cast<size_t>(bytes)); }
-  std::unique_ptr<Readback> MakeReadback(int64_t max_bytes) override {
-    return std::make_unique<CpuReadback>(max_bytes);
+  std::unique_ptr<StepPort> MakeStepPort(void* inputs, int64_t input_bytes, const void* outputs,
+                                         int64_t output_bytes) override {
+    return std::make_unique<CpuStepPort>(inputs, input_bytes, outputs, output_bytes);
   }
 
   int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const override {
@@ -113,8 +157,8 @@ class CpuBackend : public Backend {
 
   void Run(const Op& op) override { RunOp(op, LaunchContext{pool_}); }
 
-  std::unique_ptr<Program> Compile(std::span<const OpCall> calls) override {
-    return std::make_unique<CpuProgram>(calls, pool_);
+  std::unique_ptr<Program> Compile(std::span<const OpCall> calls, StepPort* port) override {
+    return std::make_unique<CpuProgram>(calls, pool_, static_cast<CpuStepPort*>(port));
   }
 
   void Synchronize() override {}

@@ -16,6 +16,7 @@
 #include "kernels/cuda/host_copy.h"
 #include "kernels/cuda/persistent_program.h"
 #include "kernels/cuda/runtime.h"
+#include "kernels/cuda/step_port.h"
 
 namespace qwend {
 namespace cuda {
@@ -26,11 +27,12 @@ void RunOp(const Op& op, const LaunchContext& ctx) {
 }
 
 // Two graphs of the same operators: the plain one, and one with an event node before, between and
-// after them. The plain one carries no trace of the other.
+// after them. The plain one carries no trace of the other. Both begin and end with the port's
+// kernels where there is a port.
 class CudaProgram : public Program {
  public:
-  CudaProgram(std::span<const OpCall> calls, const LaunchContext& ctx)
-      : ctx_(ctx), seconds_(calls.size()) {
+  CudaProgram(std::span<const OpCall> calls, const LaunchContext& ctx, CudaStepPort* port)
+      : ctx_(ctx), port_(port), seconds_(calls.size()) {
     for (size_t i = 0; i <= calls.size(); ++i) events_.push_back(MakeEvent());
     RunEach(calls, [this](size_t) {  // one by one, so that a fault is the fault of one
       Check(cudaStreamSynchronize(ctx_.stream), "running it before the capture");
@@ -45,9 +47,13 @@ class CudaProgram : public Program {
     Check(cudaStreamSynchronize(ctx_.stream), "uploading a graph");
   }
 
-  void Run() override { Check(cudaGraphLaunch(plain_.get(), ctx_.stream), "launching a graph"); }
+  void Run() override {
+    if (port_ != nullptr) port_->BeforeRun();
+    Check(cudaGraphLaunch(plain_.get(), ctx_.stream), "launching a graph");
+  }
 
   std::span<const double> RunTimed() override {
+    if (port_ != nullptr) port_->BeforeRun();
     Check(cudaGraphLaunch(timed_.get(), ctx_.stream), "launching an instrumented graph");
     Check(cudaStreamSynchronize(ctx_.stream), "running an instrumented graph");
     for (size_t i = 0; i < seconds_.size(); ++i) {
@@ -62,10 +68,15 @@ class CudaProgram : public Program {
  private:
   template <typename Between>
   void RunEach(std::span<const OpCall> calls, Between between) {
+    LaunchContext ctx = ctx_;
+    // Some kernels read inputs before they wait, so none may begin while the port's first kernel
+    // still writes them; none does when the first operator does not.
+    ctx.begin_early = port_ == nullptr;
     between(0);
     for (size_t i = 0; i < calls.size(); ++i) {
       try {
-        RunOp(calls[i].op, ctx_);
+        RunOp(calls[i].op, ctx);
+        ctx.begin_early = true;
         between(i + 1);
       } catch (const std::exception& e) {
         const std::string layer =
@@ -78,43 +89,17 @@ class CudaProgram : public Program {
   template <typename Between>
   GraphExec Record(std::span<const OpCall> calls, Between between) {
     Capture capture(ctx_.stream);
+    if (port_ != nullptr) port_->LaunchTake();
     RunEach(calls, between);
+    if (port_ != nullptr) port_->LaunchLeave();
     return capture.Finish();
   }
 
   LaunchContext ctx_;
+  CudaStepPort* const port_;  // or null
   std::vector<Event> events_;
   std::vector<double> seconds_;
   GraphExec plain_, timed_;
-};
-
-// Through page-locked memory, so that the copy runs beside the host.
-class CudaReadback : public Readback {
- public:
-  CudaReadback(cudaStream_t stream, int64_t max_bytes)
-      : stream_(stream), done_(MakeEvent(cudaEventDisableTiming)) {
-    void* memory = nullptr;
-    Check(cudaMallocHost(&memory, std::max<int64_t>(max_bytes, 1)), "page-locking host memory");
-    memory_ = HostMemory(memory);
-  }
-  void Start(const void* from, int64_t bytes) override {
-    if (IsSmallCopy(memory_.get(), from, bytes)) {
-      CopyByKernel(memory_.get(), from, bytes, stream_);
-    } else {
-      Check(cudaMemcpyAsync(memory_.get(), from, bytes, cudaMemcpyDeviceToHost, stream_),
-            "copying from the device");
-    }
-    Check(cudaEventRecord(done_.get(), stream_), "recording an event");
-  }
-  const void* Wait() override {
-    Check(cudaEventSynchronize(done_.get()), "waiting for a copy from the device");
-    return memory_.get();
-  }
-
- private:
-  cudaStream_t stream_;
-  Event done_;
-  HostMemory memory_;
 };
 
 class CudaBackend : public Backend {
@@ -176,8 +161,10 @@ class CudaBackend : public Backend {
     if (bytes > 0) Check(cudaMemsetAsync(at, 0, bytes, stream_.get()), "clearing device memory");
   }
 
-  std::unique_ptr<Readback> MakeReadback(int64_t max_bytes) override {
-    return std::make_unique<CudaReadback>(stream_.get(), max_bytes);
+  std::unique_ptr<StepPort> MakeStepPort(void* inputs, int64_t input_bytes, const void* outputs,
+                                         int64_t output_bytes) override {
+    return std::make_unique<CudaStepPort>(ctx_, inputs, input_bytes, outputs, output_bytes,
+                                          Allocate(sizeof(CudaStepPort::State)));
   }
 
   int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const override {
@@ -193,13 +180,14 @@ class CudaBackend : public Backend {
   }
 
   void Run(const Op& op) override { RunOp(op, ctx_); }
-  std::unique_ptr<Program> Compile(std::span<const OpCall> calls) override {
-    return std::make_unique<CudaProgram>(calls, ctx_);
+  std::unique_ptr<Program> Compile(std::span<const OpCall> calls, StepPort* port) override {
+    return std::make_unique<CudaProgram>(calls, ctx_, static_cast<CudaStepPort*>(port));
   }
-  std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls,
+  std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls, StepPort* port,
                                              std::string& why_not) override {
     return MakePersistentProgram(
-        calls, ctx_, [this](int64_t bytes) { return Allocate(bytes); }, why_not);
+        calls, ctx_, static_cast<CudaStepPort*>(port),
+        [this](int64_t bytes) { return Allocate(bytes); }, why_not);
   }
   void Synchronize() override {
     Check(cudaStreamSynchronize(stream_.get()), "waiting for the device");

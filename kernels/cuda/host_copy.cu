@@ -15,19 +15,20 @@ __global__ void CopyKernel(uint32_t* to, const uint32_t* from, int words) {
   if (i < words) to[i] = from[i];
 }
 
+// From page-locked host memory.
+void CopyByKernel(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
+  const int words = static_cast<int>(bytes / int64_t{sizeof(uint32_t)});
+  CopyKernel<<<CeilDiv(words, kThreads), kThreads, 0, stream>>>(
+      static_cast<uint32_t*>(to), static_cast<const uint32_t*>(from), words);
+  Check(cudaGetLastError(), "launching a copy");
+}
+
 }  // namespace
 
 bool IsSmallCopy(const void* to, const void* from, int64_t bytes) {
   const auto odd = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) |
                    static_cast<uintptr_t>(bytes);
   return bytes > 0 && bytes <= kMaxBytes && odd % sizeof(uint32_t) == 0;
-}
-
-void CopyByKernel(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
-  const int words = static_cast<int>(bytes / int64_t{sizeof(uint32_t)});
-  CopyKernel<<<CeilDiv(words, kThreads), kThreads, 0, stream>>>(
-      static_cast<uint32_t*>(to), static_cast<const uint32_t*>(from), words);
-  Check(cudaGetLastError(), "launching a copy");
 }
 
 Uploads::Uploads(cudaStream_t stream) : stream_(stream) {

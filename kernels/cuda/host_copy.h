@@ -1,5 +1,5 @@
-// Small copies between host and device by a kernel of their own. The copy engine would take 4 to 5
-// us of a decode step each way, most of it the change from one engine to the other and back.
+// Small copies to the device by a kernel of their own. The copy engine would take 4 to 5 us between
+// two kernels, most of it the change from one engine to the other and back.
 #pragma once
 
 #include <array>
@@ -11,9 +11,6 @@ namespace qwend::cuda {
 
 // Whether a copy is one for a kernel: of few whole words.
 bool IsSmallCopy(const void* to, const void* from, int64_t bytes);
-
-// `from` and `to` are device memory or page-locked host memory; in the stream's order.
-void CopyByKernel(void* to, const void* from, int64_t bytes, cudaStream_t stream);
 
 // What goes to the device waits in page-locked memory, in one of a few places by turns, until its
 // kernel has run; the caller's own memory is free again at once. The event recorded behind each

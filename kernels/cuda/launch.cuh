@@ -127,7 +127,7 @@ void Launch(const LaunchContext& ctx, void (*kernel)(Params...), dim3 grid, dim3
   config.dynamicSmemBytes = shared_bytes;
   config.stream = ctx.stream;
   config.attrs = &overlap;
-  config.numAttrs = ctx.overlap ? 1 : 0;
+  config.numAttrs = ctx.overlap && ctx.begin_early ? 1 : 0;
   Check(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...),
         "launching a kernel");
 }

@@ -22,7 +22,7 @@ struct AttentionMixer {
   static constexpr int kAtOnce = 4;         // positions of a lane
   static constexpr int kHeads = kMaxPassHeads;
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
-  const int rows = share.heads * query_rows + 2 * kRows;
+  const int rows = share.heads == 0 ? 0 : share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
   const int sub = Lanes::Sub(), at = Lanes::At();
 
@@ -37,177 +37,284 @@ struct AttentionMixer {
     return (i < kRows ? layer.k_bias : layer.v_bias)[kv_head * D + mine + i % kRows];
   }
 
-  // This lane's positions of a slot are every kSpan-th from its first. After their exchange each
-  // lane has one score, of position my_position for one head, and does the exponential for the
-  // warp.
-  static constexpr int kSpan = kStepWarps * kSub;
-  static_assert(kSlotPositions<D> == kSpan * kAtOnce);
-  static constexpr int kScores = kHeads * kAtOnce, kLanesEach = kLanes / kScores;
-  const int my_position = block.lane % kLanes / kLanesEach % kAtOnce;
+  // A lane's positions of a chunk are every kSpan-th from its first; where a warp has lanes for it,
+  // two chunks are attended to at once. After their exchange each lane has one score, for head
+  // my_head, and does the exponential for the warp.
+  static constexpr int kSpan = kStepWarps * kSub, kChunk = kSpan * kAtOnce;
+  static_assert(kChunk == kSlotPositions<B, D> * kSlotsOfChunk<B>);
+  static_assert(kHeads * kAtOnce * kChunksAtOnce<D> <= kLanes);
+  const int my_head = block.lane % kLanes / (kLanes / kHeads);
+  template <int Chunks>
+  static constexpr int kLanesEach = kLanes / (kHeads * kAtOnce * Chunks);  // with the same score
 
-  // From the lane, among those with the same positions, that has a score.
-  __device__ __forceinline__ float FromScore(float v, int score) const {
-    return __shfl_sync(kFullMask, v, sub * kLanes + score * kLanesEach);
+  // From the lane, among those with the same positions, that has position `i` of a head.
+  template <int Chunks>
+  __device__ __forceinline__ float FromScore(float v, int head, int i) const {
+    return __shfl_sync(kFullMask, v,
+                       sub * kLanes + (head * kAtOnce * Chunks + i) * kLanesEach<Chunks>);
   }
-  // Over the scores of one head.
-  template <typename Combine>
-  __device__ __forceinline__ static float OverPositions(float v, Combine combine) {
+  // Over the warp's lanes of one head whose numbers differ in the bits from First on.
+  template <int First, typename Combine>
+  __device__ __forceinline__ static float OverHead(float v, Combine combine) {
 #pragma unroll
-    for (int offset = kLanesEach; offset < kAtOnce * kLanesEach; offset *= 2)
+    for (int offset = First; offset < kLanes / kHeads; offset *= 2)
+      v = combine(v, __shfl_xor_sync(kFullMask, v, offset));
+#pragma unroll
+    for (int offset = kLanes; offset < kWarp; offset *= 2)
       v = combine(v, __shfl_xor_sync(kFullMask, v, offset));
     return v;
   }
 
-  // Largest score of this lane's head and the sum of exponentials of its own scores; the values of
-  // all heads.
+  // The warp's largest score of this lane's head and the sum of exponentials of the lane's own
+  // scores; the values of all heads.
   struct Sums {
     float largest = -INFINITY, sum = 0.0f;
     float values[kHeads][kPer] = {};
   };
 
-  __device__ __forceinline__ void AttendTo(const char* slot, int count,
-                                           const float (&q)[kHeads][kPer], Sums& sums) const {
-    const int first = block.warp * kSub + sub;
-    float scores[kScores], values[kAtOnce][kPer];
+  // The next `count` positions, whose slots are there when the first of them is.
+  template <int Chunks>
+  __device__ __forceinline__ void AttendTo(int count, const float (&q)[kHeads][kPer],
+                                           Sums& sums) const {
+    constexpr int kPositions = kAtOnce * Chunks, kSlots = kSlotsOfChunk<B> * Chunks;
+    constexpr int kOfSlot = kPositions / kSlots;
+    block.AwaitSlot();
+    int slots[kSlots];
+    slots[0] = block.slot;
+    block.SkipSlots(1);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int position = min(first + i * kSpan, count - 1);
-      const auto* key = reinterpret_cast<const bf16*>(slot) + position * D + at;
-      Packed<kPer> k, v;
+    for (int i = 1; i < kSlots; ++i) {
+      const bool has = i * kSlotPositions<B, D> < count;
+      slots[i] = has ? block.slot : slots[i - 1];
+      if (has) block.SkipSlots(1);
+    }
+    const int first = block.warp * kSub + sub;
+    float scores[kHeads * kPositions];
+    Packed<kPer> values[kPositions];
+#pragma unroll
+    for (int i = 0; i < kPositions; ++i) {
+      const int last = count - 1 - i / kOfSlot * kSlotPositions<B, D>;  // of the slot
+      const int position = max(min(first + i % kOfSlot * kSpan, last), 0);
+      const bf16* key =
+          reinterpret_cast<const bf16*>(block.ring + slots[i / kOfSlot] * SlotStride(B)) +
+          position * D + at;
+      Packed<kPer> k;
       k.Load(key);
-      v.Load(key + kSlotBytes / 4);
+      values[i].Load(key + SlotBytes(B) / 4);
       float keys[kPer];
 #pragma unroll
-      for (int j = 0; j < kPer; ++j) {
-        keys[j] = k[j];
-        values[i][j] = v[j];
-      }
+      for (int j = 0; j < kPer; ++j) keys[j] = k[j];
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) scores[h * kAtOnce + i] = Dot(q[h], keys);
+      for (int h = 0; h < kHeads; ++h) scores[h * kPositions + i] = Dot(q[h], keys);
     }
-    float score = SumHalves<kScores, kLanes / 2, 1>(scores, block.lane);
-    if (first + my_position * kSpan >= count) score = -INFINITY;
+    // All is in registers.
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (i == 0 || i * kSlotPositions<B, D> < count) block.ReleaseSlot(slots[i], 1);
+    }
+    float score = SumHalves<kHeads * kPositions, kLanes / 2, 1>(scores, block.lane);
+    const int mine = block.lane % kLanes / kLanesEach<Chunks> % kPositions;
+    if (first + mine * kSpan >= count) score = -INFINITY;
     const float most =
-        fmaxf(sums.largest, OverPositions(score, [](float a, float b) { return fmaxf(a, b); }));
+        fmaxf(sums.largest,
+              OverHead<kLanesEach<Chunks>>(score, [](float a, float b) { return fmaxf(a, b); }));
     const bool none = most == -INFINITY;
     // Scores that are no numbers must not vanish.
     const float p = none ? (score == -INFINITY ? 0.0f : score) : __expf(score - most);
     const float old = none ? 0.0f : __expf(sums.largest - most);
     sums.largest = most;
-    sums.sum = fmaf(sums.sum, old, p);
+    sums.sum = fmaf(sums.sum, old, block.lane % kLanesEach<Chunks> == 0 ? p : 0.0f);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      const float rescale = FromScore(old, h * kAtOnce);
+      const float rescale = FromScore<Chunks>(old, h, 0);
 #pragma unroll
       for (float& v : sums.values[h]) v *= rescale;
+    }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float weight = FromScore(p, h * kAtOnce + i);
+    for (int i = 0; i < kPositions; ++i) {
+      float weights[kHeads];
 #pragma unroll
-        for (int j = 0; j < kPer; ++j)
-          sums.values[h][j] = fmaf(weight, values[i][j], sums.values[h][j]);
+      for (int h = 0; h < kHeads; ++h) weights[h] = FromScore<Chunks>(p, h, i);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        const float value = values[i][j];
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h)
+          sums.values[h][j] = fmaf(weights[h], value, sums.values[h][j]);
       }
     }
   }
 
-  // This rank's part of row b's sequence.
-  __device__ __forceinline__ void Attend(int b) {
+  // The newest position, which is not in the pages yet.
+  __device__ __forceinline__ void AttendToNewest(int b, const float (&q)[kHeads][kPer],
+                                                 Sums& sums) const {
+    float key[kPer], value[kPer], mine = 0.0f;
+    LoadFloats(key, shared.mixer[b] + share.heads * D + at);
+    LoadFloats(value, shared.mixer[b] + (share.heads + 1) * D + at);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float score = Lanes::Sum(Dot(q[h], key));
+      if (my_head == h) mine = score;
+    }
+    const float most = fmaxf(sums.largest, mine), p = __expf(mine - most),
+                old = __expf(sums.largest - most);
+    const bool first = sub == 0;
+    sums.largest = most;
+    sums.sum = fmaf(sums.sum, old, block.lane % (kLanes / kHeads) == 0 && first ? p : 0.0f);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float rescale = FromScore<1>(old, h, 0), weight = FromScore<1>(p, h, 0);
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        const float before = __fmul_rn(sums.values[h][j], rescale);
+        sums.values[h][j] = first ? fmaf(weight, value[j], before) : before;
+      }
+    }
+  }
+
+  // This warp's positions of this rank's part of row b's sequence.
+  __device__ __forceinline__ void Attend(int b, Sums& sums) {
     const SequencePart part = Part(b);
     const int positions = min(part.end, shared.position[b]) - part.begin;
     float q[kHeads][kPer];
-    Sums of_lanes;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h)
       LoadFloats(q[h], shared.mixer[b] + min(h, share.heads - 1) * D + at);
+    int left = positions;
+    if constexpr (kChunksAtOnce<D> == 2) {
 #pragma unroll 1
-    for (int first = 0; first < positions; first += kSlotPositions<D>) {
-      AttendTo(block.AwaitSlot(), min(positions - first, kSlotPositions<D>), q, of_lanes);
-      block.ReleaseSlot(block.slot, 1);
-      block.SkipSlots(1);
+      for (; left > kChunk; left -= 2 * kChunk) AttendTo<2>(min(left, 2 * kChunk), q, sums);
     }
-    Softmax<kPer> sums[kHeads];
-    of_lanes.sum = OverPositions(of_lanes.sum, [](float a, float b) { return a + b; });
+#pragma unroll 1
+    for (; left > 0; left -= kChunk) AttendTo<1>(min(left, kChunk), q, sums);
+    if (part.owner == block.rank && block.warp == kStepWarps - 1) AttendToNewest(b, q, sums);
+    __syncwarp();
+  }
+
+  // What a warp has made of a head of a row of x waits in shared memory for its merger with that of
+  // the other warps: as many heads at once as there is room for.
+  static constexpr int kUnits =
+      std::min(B * kHeads, StepShared<B>::kWarpValues / (kStepWarps * D));  // heads of rows
+  static constexpr int kRowsAtOnce = std::max(kUnits / kHeads, 1);
+  static constexpr bool kCoversMixer = kUnits * kStepWarps * D * sizeof(float) >
+                                       sizeof(StepShared<B>::stream);
+  static_assert(B % kRowsAtOnce == 0 && (!kCoversMixer || B == 1));
+
+  // The warp's sums of `Count` heads from `First` on, to places from `unit` on.
+  template <int First, int Count>
+  __device__ __forceinline__ void PutSums(int unit, Sums& sums) const {
+    constexpr int kValues = Count * kPer, kLeft = kValues / kSub;  // a lane's, of all; at the end
+    static_assert(kLeft % 4 == 0);
+    float values[kValues];
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      sums[h].largest = FromScore(of_lanes.largest, h * kAtOnce);
-      sums[h].sum = FromScore(of_lanes.sum, h * kAtOnce);
+    for (int i = 0; i < kValues; ++i) values[i] = sums.values[First + i / kPer][i % kPer];
+    SumHalves<kValues, kWarp / 2, kLanes>(values, block.lane);
 #pragma unroll
-      for (int j = 0; j < kPer; ++j) sums[h].values[j] = of_lanes.values[h][j];
+    for (int i = 0; i < kLeft; i += 4) {
+      const int value = sub * kLeft + i, head = unit + value / kPer;
+      float* to = shared.warp_values + (head * kStepWarps + block.warp) * D + at + value % kPer;
+      *reinterpret_cast<float4*>(to) =
+          make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
     }
-    if (part.owner == block.rank && block.warp == kStepWarps - 1) {
-      float key[kPer], value[kPer];
-      LoadFloats(key, shared.mixer[b] + share.heads * D + at);
-      LoadFloats(value, shared.mixer[b] + (share.heads + 1) * D + at);
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        const float score = Lanes::Sum(Dot(q[h], key));
-        if (sub != 0) continue;
-        Rescale(sums[h], fmaxf(sums[h].largest, score));
-        AddPosition(sums[h], score, value);
+    const float sum = OverHead<1>(sums.sum, [](float a, float b) { return a + b; });
+    const int head = my_head - First;
+    if (block.lane % (kLanes / kHeads) == 0 && sub == 0 && head >= 0 && head < Count)
+      shared.attention.warp_softmax[unit + head][block.warp] = make_float2(sums.largest, sum);
+    __syncwarp();
+  }
+
+  // This rank's part of all sequences: each warp its positions, then their merger.
+  __device__ __forceinline__ void AttendAll() {
+#pragma unroll 1
+    for (int first = 0; first < B; first += kRowsAtOnce) {
+      if constexpr (kUnits >= kHeads) {
+#pragma unroll 1
+        for (int b = first; b < first + kRowsAtOnce; ++b) {
+          Sums sums;
+          Attend(b, sums);
+          // What was merged before has been read; queries are in registers.
+          if (kCoversMixer || (first > 0 && b == first)) block.Sync();
+          PutSums<0, kHeads>((b - first) * kHeads, sums);
+        }
+        block.Sync();
+        Spread<kHeads>(first, 0);
+      } else {
+        Sums sums;
+        Attend(first, sums);
+        block.Sync();
+        PutSums<0, 1>(0, sums);
+        block.Sync();
+        Spread<1>(first, 0);
+        if (share.heads == 1) continue;
+        block.Sync();
+        PutSums<1, 1>(0, sums);
+        block.Sync();
+        Spread<1>(first, 1);
       }
-      __syncwarp();
-    }
-    // Each warp's sums of some heads, then their merger.
-    static_assert(sizeof(shared.warp_values) <=
-                  sizeof(shared.stream) + (B == 1 ? sizeof(shared.mixer) : 0));
-#pragma unroll
-    for (int h = 0; h < kHeads; h += kHeadsAtOnce) {
-      if (h >= share.heads) continue;
-      block.Sync();  // queries are in registers; what was merged before has been read
-#pragma unroll
-      for (int i = 0; i < kHeadsAtOnce; ++i) PutPartial(i, sums[h + i]);
-      block.Sync();
-      Spread(b, h);
     }
   }
-  static constexpr int kHeadsAtOnce = D < 256 ? kHeads : StepShared<B>::kHeadsAtOnce;
+  static_assert(kHeads == 2);
 
-  // A warp's sums of one head; positions side by side are added up first.
-  __device__ __forceinline__ void PutPartial(int i, Softmax<kPer>& sums) {
-#pragma unroll
-    for (int offset = kWarp / 2; offset >= kLanes; offset /= 2) {
-      const float most = fmaxf(sums.largest, __shfl_xor_sync(kFullMask, sums.largest, offset));
-      if (most != -INFINITY) Rescale(sums, most);  // the same in both lanes
-      __syncwarp();
-      sums.sum += __shfl_xor_sync(kFullMask, sums.sum, offset);
-#pragma unroll
-      for (float& v : sums.values) v += __shfl_xor_sync(kFullMask, v, offset);
-    }
-    if (sub != 0) return;
-    StoreFloats(shared.warp_values + (i * kStepWarps + block.warp) * D + at, sums.values);
-    if (at == 0) shared.attention.warp_softmax[i][block.warp] = make_float2(sums.largest, sums.sum);
-  }
-
-  // The warps' sums of heads from `first` on, merged, to the ranks that have their dimensions.
-  __device__ __forceinline__ void Spread(int b, int first) {
-    constexpr int kWarps = D / kWarp;  // of a head
+  // The warps' sums of `Count` heads from `head` on of kRowsAtOnce rows from `row` on, merged, to
+  // the ranks that have their dimensions. A thread has as many of them as share the work out.
+  template <int Count>
+  __device__ __forceinline__ void Spread(int row, int head) const {
+    constexpr int kAll = kRowsAtOnce * Count * D, kFair = kAll / kStepThreads;
+    constexpr int kEach = kFair >= 4 ? 4 : kFair >= 2 ? 2 : 1, kThreads = D / kEach;  // of a head
+    static_assert(kThreads >= kRanks && kRows % kEach == 0);
 #pragma unroll 1
-    for (int item = block.warp; item < kHeadsAtOnce * kWarps; item += kStepWarps) {
-      const int local = item / kWarps, head = first + local;
-      if (head >= share.heads) return;
-      const int dim = item % kWarps * kWarp + block.lane;
-      const float2 partial = shared.attention.warp_softmax[local][block.lane % kStepWarps];
-      float most = partial.x;
+    for (int item = threadIdx.x; item < kAll / kEach; item += kStepThreads) {
+      const int unit = item / kThreads, b = row + unit / Count, h = head + unit % Count;
+      if (h >= share.heads) continue;
+      const int dim = item % kThreads * kEach;
+      float largest[kStepWarps], sums[kStepWarps], most = -INFINITY, values[kEach] = {};
 #pragma unroll
-      for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
-        most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
-      const float factor = partial.x == -INFINITY ? 0.0f : __expf(partial.x - most);
-      float sum = __fmul_rn(factor, partial.y), value = 0.0f;
+      for (int i = 0; i < kStepWarps; i += 2) {
+        const float4 two =
+            *reinterpret_cast<const float4*>(&shared.attention.warp_softmax[unit][i]);
+        largest[i] = two.x;
+        sums[i] = two.y;
+        largest[i + 1] = two.z;
+        sums[i + 1] = two.w;
+        most = fmaxf(most, fmaxf(two.x, two.z));
+      }
 #pragma unroll
-      for (int offset = kStepWarps / 2; offset > 0; offset /= 2)
-        sum += __shfl_xor_sync(kFullMask, sum, offset);
-      const float* values = shared.warp_values + local * kStepWarps * D + dim;
+      for (int i = 0; i < kStepWarps; ++i) {
+        const float factor = largest[i] == -INFINITY ? 0.0f : __expf(largest[i] - most);
+        sums[i] = __fmul_rn(factor, sums[i]);
+        const float* from = shared.warp_values + (unit * kStepWarps + i) * D + dim;
+        float v[kEach];
+        if constexpr (kEach == 4) {
+          LoadFloats(v, from);
+        } else {
 #pragma unroll
-      for (int i = 0; i < kStepWarps; ++i)
-        value = fmaf(__shfl_sync(kFullMask, factor, i), values[i * D], value);
+          for (int j = 0; j < kEach; ++j) v[j] = from[j];
+        }
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) values[j] = fmaf(factor, v[j], values[j]);
+      }
       const uint32_t to_rank = Mapped(&shared, dim / kRows) - SharedAddress(&shared);
-      Send(SharedAddress(&shared.attention.attended[b][head][block.rank][dim % kRows]) + to_rank,
-           SharedAddress(&shared.merge_ready) + to_rank, __float_as_uint(value));
-      if (dim < kRanks)
-        Send(block.ToLane(&shared.attention.softmax[b][head][block.rank]),
+      const uint32_t to = SharedAddress(&shared.attended[b][h][block.rank][dim % kRows]) + to_rank,
+                     ready = SharedAddress(&shared.merge_ready) + to_rank;
+      if constexpr (kEach == 4) {
+        Send(to, ready,
+             make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]),
+                        __float_as_uint(values[2]), __float_as_uint(values[3])));
+      } else if constexpr (kEach == 2) {
+        Send(to, ready, __float_as_uint(values[0]), __float_as_uint(values[1]));
+      } else {
+        Send(to, ready, __float_as_uint(values[0]));
+      }
+      if (item % kThreads < kRanks) {
+        const float sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+                          ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+        Send(block.ToLane(&shared.attention.softmax[b][h][block.rank]),
              block.ToLane(&shared.merge_ready), __float_as_uint(most), __float_as_uint(sum));
+      }
     }
+    __syncwarp();
   }
+  static_assert(kStepWarps == 8);
 
   // This rank's dimensions of every head, gated, to every rank. A warp has a row of x.
   __device__ __forceinline__ void Merge() {
@@ -231,14 +338,16 @@ struct AttentionMixer {
         part.x = __fdividef(factor, sum);
       }
       __syncwarp();
+      float x = 0.0f;
       if (head < share.heads) {
-        float x = 0.0f;
 #pragma unroll
         for (int r = 0; r < kRanks; ++r)
-          x = fmaf(shared.attention.softmax[b][head][r].x, shared.attention.attended[b][head][r][i],
-                   x);
+          x = fmaf(shared.attention.softmax[b][head][r].x, shared.attended[b][head][r][i], x);
         if (shape.gated)
           x = __fmul_rn(x, QuickSigmoid(shared.kept[b][head * query_rows + kRows + i]));
+      }
+      __syncwarp();  // what goes out takes the gates' place
+      if (head < share.heads) {
         const Halves v(x);
         shared.outgoing[2 * b][block.lane] = v.high;
         shared.outgoing[2 * b + 1][block.lane] = v.low;
@@ -268,24 +377,19 @@ struct AttentionMixer {
   }
 
   // Queries to every rank, keys and values to the rank that has the newest position; gates stay.
-  __device__ __forceinline__ void Project(const StepLayer& layer) {
-    block.AwaitStream();
-    if (share.heads == 0) return;
-    block.template MultiplyStream<kTilesAtOnce>(
-        rows, BoxShift(BoxRows(D)), [] {},
-        [&](const float* parts, int, int count) {
-          const int b = threadIdx.x % B;
-          const float factor = shared.norm_factor[b];
+  __device__ __forceinline__ void TakeProducts(const StepLayer& layer, const float* parts,
+                                               int count) const {
+    const int b = threadIdx.x % B;
+    const float factor = shared.norm_factor[b];
 #pragma unroll 1
-          for (int i = threadIdx.x; i < count * B; i += kStepThreads) {
-            float v = __fmul_rn(block.SumParts(parts, i), factor);
-            if (layer.q_bias != nullptr) v += BiasOf(layer, i / B);
-            shared.kept[b][i / B] = v;
-          }
-          AwaitFetches();
-          block.Sync();
-          SendHeads();
-        });
+    for (int i = threadIdx.x; i < count * B; i += kStepThreads) {
+      float v = __fmul_rn(block.SumParts(parts, i), factor);
+      if (layer.q_bias != nullptr) v += BiasOf(layer, i / B);
+      shared.kept[b][i / B] = v;
+    }
+    AwaitFetches();
+    block.Sync();
+    SendHeads();
   }
 
   // This rank's part of the queries to every rank, of key and value to the rank that has the newest
@@ -293,18 +397,15 @@ struct AttentionMixer {
   __device__ __forceinline__ void SendHeads() const {
     constexpr int kVectors = kRows / 4;
     const uint32_t ready = block.ToRank(&shared.mixer_ready);
+    const int of_row = (share.heads + 2) * kVectors;
 #pragma unroll 1
-    for (int b = 0; b < B; ++b) {
-      const int heads = share.heads + (Part(b).owner == block.half_warp ? 2 : 0);
-#pragma unroll 1
-      for (int i = block.half_lane; i < heads * kVectors; i += kRanks) {
-        const int head = i / kVectors, at = i % kVectors * 4;
-        const int from = head < share.heads
-                             ? head * query_rows
-                             : share.heads * query_rows + (head - share.heads) * kRows;
-        Send(block.ToRank(&shared.mixer[b][head * D + block.rank * kRows + at]), ready,
-             *reinterpret_cast<const uint4*>(&shared.kept[b][from + at]));
-      }
+    for (int i = block.half_lane; i < B * of_row; i += kRanks) {
+      const int b = i % B, vector = i / B, head = vector / kVectors, at = vector % kVectors * 4;
+      const int from = head < share.heads ? head * query_rows
+                                          : share.heads * query_rows + (head - share.heads) * kRows;
+      if (head >= share.heads && Part(b).owner != block.half_warp) continue;
+      Send(block.ToRank(&shared.mixer[b][head * D + block.rank * kRows + at]), ready,
+           *reinterpret_cast<const uint4*>(&shared.kept[b][from + at]));
     }
   }
 
@@ -316,19 +417,11 @@ struct AttentionMixer {
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
     HeadPreparer<B, D>{block, share}.Prepare(layer);
     block.Sync();
-#pragma unroll 1
-    for (int b = 0; b < B; ++b) Attend(b);
+    AttendAll();
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
     block.Sync();  // nobody reads the warps' values any more, so the stream may come
     Merge();
     block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
-  }
-
-  __device__ __forceinline__ void Finish() const {}
-
-  __device__ __forceinline__ void Output() {
-    if (share.heads == 0) return block.PublishNothing();
-    block.template MultiplySlice<2>(share.heads * D / kBoxK, [](int, int) { return 1.0f; });
   }
 };
 

@@ -18,6 +18,9 @@ struct StepBlock {
   // A half warp sends to one rank, neighbouring bytes by neighbouring lanes: the network between
   // the blocks takes whole lines as fast as parts of them.
   const int half_lane = threadIdx.x % kRanks, half_warp = threadIdx.x / kRanks;
+  // Its columns of a product, and the row of x whose sums this lane has of it.
+  const int first_column = kTakeTurns<B> ? 0 : group * 2 * kGroupRows;
+  const int row_of_x = first_column / 2 + lane % 4;
   const int rank, cluster;
   const float per_hidden = 1.0f / static_cast<float>(a.shape.hidden);
   const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
@@ -85,28 +88,34 @@ struct StepBlock {
     Patience patience;
     while (!TryBarrier(shared.full + slot, slot_parity)) patience.Try();
     __syncwarp();
-    return ring + slot * kSlotStride;
+    return ring + slot * SlotStride(B);
   }
   // By all warps that share a slot; a slot that one group has for itself counts twice.
   __device__ __forceinline__ void ReleaseSlot(int which, int times) {
     __syncwarp();
     if (lane == 0) Arrive(shared.empty + which, times);
   }
-  // use(i, slot) for the slots of a phase that are this group's.
+  // use(i) for the tiles of a phase that are this group's. Where groups take turns, a tile is a
+  // slot, and use() only waits for it; otherwise it goes through the tile's slots.
   template <typename Use>
-  __device__ __forceinline__ void ForOwnSlots(int count, Use use) {
-    SkipSlots(group);
-    int i = group;
+  __device__ __forceinline__ void ForOwnTiles(int count, Use use) {
+    if constexpr (!kTakeTurns<B>) {
 #pragma unroll 1
-    for (; i < count; i += kGroups) {
-      use(i, AwaitSlot());
-      ReleaseSlot(slot, kGroups);
-      SkipSlots(kGroups);
+      for (int i = 0; i < count; ++i) use(i);
+    } else {
+      SkipSlots(group);
+      int i = group;
+#pragma unroll 1
+      for (; i < count; i += kGroups) {
+        use(i);
+        ReleaseSlot(slot, kGroups);
+        SkipSlots(kGroups);
+      }
+      // Back to the first slot of the next phase: i is it, or the one behind it.
+      if (i == count) return;
+      if (slot == 0) slot_parity ^= 1;
+      slot = (slot == 0 ? kRingSlots<B> : slot) - 1;
     }
-    // Back to the first slot of the next phase: i is it, or the one behind it.
-    if (i == count) return;
-    if (slot == 0) slot_parity ^= 1;
-    slot = (slot == 0 ? kRingSlots<B> : slot) - 1;
   }
 
   // `outgoing`, `count` elements of each of its columns, to every rank's to[column][at...].
@@ -141,7 +150,6 @@ struct StepBlock {
   // their squares. No warp waits for another.
   __device__ __forceinline__ void SendStream() const {
     constexpr int kTo = kRanks / kStreamWarps<B>, kParts = kStreamSquares;
-    static_assert(kTo * kParts <= kWarp);
     const int first_rank = stream_part * kTo;
     float square = fmaf(hidden.x, hidden.x, __fmul_rn(hidden.y, hidden.y));
 #pragma unroll
@@ -175,10 +183,12 @@ struct StepBlock {
       }
     }
     __syncwarp();
-    if (lane >= kTo * kParts) return;
-    const int to_which = first_rank + lane / kParts;
-    Send(Mapped(&shared.squares[stream_b][rank][lane % kParts], to_which),
-         Mapped(&shared.stream_ready, to_which), __float_as_uint(square));
+#pragma unroll
+    for (int i = lane; i < kTo * kParts; i += kWarp) {
+      const int to_which = first_rank + i / kParts;
+      Send(Mapped(&shared.squares[stream_b][rank][lane % kParts], to_which),
+           Mapped(&shared.stream_ready, to_which), __float_as_uint(square));
+    }
   }
 
   __device__ __forceinline__ void Embed() {
@@ -198,20 +208,22 @@ struct StepBlock {
 
   // Adds this warp's sums of a tile of the output to those of all clusters, in place of what it
   // added to the same buffer the last time.
-  __device__ __forceinline__ void Publish(const float2 (&sums)[kColumnTiles<B>]) {
+  __device__ __forceinline__ void Publish(const float2 (&sums)[kSliceSums<B>]) {
     const int row = quarter * kTile + lane / 4;
+    if (row_of_x < B && row < stream_rows) {
+      unsigned long long* to = Word(row_of_x, rank * stream_rows + row);
+      unsigned long long first = kSliceSums<B>, second = kSliceSums<B>;
 #pragma unroll
-    for (int n = 0; n < kColumnTiles<B>; ++n) {
-      const int b = 4 * n + lane % 4;
-      if (b >= B || row >= stream_rows) continue;
-      unsigned long long* to = Word(b, rank * stream_rows + row);
-      float2& before = shared.published[hop % 2][(warp * 8 + lane / 4) * B + b];
-      const float2 old = before;
-      const unsigned long long first = Contribution(sums[n].x) - Contribution(old.x) + 1,
-                               second = Contribution(sums[n].y) - Contribution(old.y) + 1;
+      for (int i = 0; i < kSliceSums<B>; ++i) {
+        const int of_warp = kTakeTurns<B> ? warp : i * kGroupWarps + quarter;
+        float2& before = shared.published[hop % 2][(of_warp * 8 + lane / 4) * B + row_of_x];
+        const float2 old = before;
+        first += Contribution(sums[i].x) - Contribution(old.x);
+        second += Contribution(sums[i].y) - Contribution(old.y);
+        before = sums[i];
+      }
       AddToWord(to, first);
       if (row + 8 < stream_rows) AddToWord(to + 8, second);
-      before = sums[n];
     }
     __syncwarp();
   }
@@ -242,11 +254,9 @@ struct StepBlock {
   }
 
   // Leaves a tile's sums of this lane among the parts.
-  __device__ __forceinline__ void PutParts(float* parts, int part, int row, int n,
-                                           float2 sums) const {
-    const int b = 4 * n + lane % 4;
-    if (b >= B) return;
-    float* to = parts + part * StepShared<B>::kPartStride + (row + lane / 4) * B + b;
+  __device__ __forceinline__ void PutParts(float* parts, int row, float2 sums) const {
+    if (row_of_x >= B) return;
+    float* to = parts + quarter * StepShared<B>::kPartStride + (row + lane / 4) * B + row_of_x;
     to[0] = sums.x;
     to[8 * B] = sums.y;
   }
@@ -273,44 +283,58 @@ struct StepBlock {
   }
 
   // `rows` rows of weights, tile by tile from the ring in boxes of 2^`box_shift` rows, times the
-  // stream. before() runs once the stream is in registers; finish(parts,
-  // first, count) every AtOnce tiles, when their parts are there. With less than kTilesAtOnce the
-  // parts alternate; otherwise finish must have a barrier after it has read them.
-  template <int AtOnce, typename Before, typename Finish>
-  __device__ __forceinline__ void MultiplyStream(int rows, int box_shift, Before before,
-                                                 Finish finish) {
+  // stream. before() runs once the stream is in registers; finish(parts, first, count) every
+  // `at_once` tiles, when their parts are there. With less than kTilesAtOnce the parts alternate;
+  // otherwise finish must have a barrier after it has read them.
+  template <typename Before, typename Finish>
+  __device__ __forceinline__ void MultiplyStream(int rows, int at_once, int box_shift,
+                                                 Before before, Finish finish) {
+    constexpr int kColumns = SlotColumns(B), kSlots = kMaxStepHidden / kBoxK / kColumns;
+    constexpr int kBlocks = kBlocksOfWarp / kSlots;  // of a slot
     const int box_rows = 1 << box_shift;
     // Past the end a warp has its last block once more, times zero: without branches between them
     // the loads of all blocks run side by side.
-    Columns<B> x[kBlocksOfWarp];
+    Columns x[kBlocksOfWarp];
     int offset[kBlocksOfWarp];
 #pragma unroll
     for (int i = 0; i < kBlocksOfWarp; ++i) {
       const int block = quarter + i * kGroupWarps, last = k_blocks - 1;
-      LoadColumns<B>(x[i], shared.stream[0], kMaxStepHidden + 8, min(block, last) * kBoxK);
-      if (block > last) Clear<B>(x[i]);
-      offset[i] = min(block, last) * box_rows * kBoxK * 2;
+      LoadColumns<B>(x[i], shared.stream[0], kMaxStepHidden + 8, first_column,
+                     min(block, last) * kBoxK);
+      if (block > last) Clear(x[i]);
+      offset[i] = (min(block, last) - i / kBlocks * kColumns) * box_rows * kBoxK * 2;
     }
     NormFactors();
     before();
     const int row = lane % kTile;
-    const int at = BoxOffset(row >> box_shift, box_rows, k_blocks * box_rows * kBoxK * 2) +
-                   (row & (box_rows - 1)) * kBoxK * 2;
+    int at[kSlots];
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const int bytes = min(k_blocks - i * kColumns, kColumns) * box_rows * kBoxK * 2;
+      at[i] = BoxOffset(row >> box_shift, box_rows, bytes) + (row & (box_rows - 1)) * kBoxK * 2;
+    }
 #pragma unroll 1
-    for (int first = 0; first < rows; first += AtOnce * kTile) {
+    for (int first = 0; first < rows; first += at_once * kTile) {
       float* parts = shared.parts + first % (kTilesAtOnce * kTile) * B;
-      const int count = min(rows - first, AtOnce * kTile), tiles = CeilDiv(count, kTile);
-      ForOwnSlots(tiles, [&](int tile, const char* weights) {
-        Sums<B> c = {};
+      const int count = min(rows - first, at_once * kTile), tiles = CeilDiv(count, kTile);
+      ForOwnTiles(tiles, [&](int tile) {
+        Sums c = {};
 #pragma unroll
-        for (int i = 0; i < kBlocksOfWarp; ++i) {
-          Weights64 w;
-          LoadTile(w, weights + at + offset[i]);
-          MultiplyTile<B>(c, w, x[i]);
+        for (int s = 0; s < kSlots; ++s) {
+          if (s > 0 && s * kColumns >= k_blocks) continue;
+          const char* weights = AwaitSlot();
+#pragma unroll
+          for (int i = s * kBlocks; i < (s + 1) * kBlocks; ++i) {
+            Weights64 w;
+            LoadTile(w, weights + at[s] + offset[i]);
+            MultiplyTile(c, w, x[i]);
+          }
+          if constexpr (!kTakeTurns<B>) {
+            ReleaseSlot(slot, 1);
+            SkipSlots(1);
+          }
         }
-#pragma unroll
-        for (int n = 0; n < kColumnTiles<B>; ++n)
-          PutParts(parts, quarter, tile * kTile, n, Total(c[n]));
+        PutParts(parts, tile * kTile, Total(c));
       });
       Sync();
       finish(parts, first, count);
@@ -318,43 +342,45 @@ struct StepBlock {
   }
 
   // This rank's rows of the output matrix times the cluster's slice of `slice_blocks` * 64 columns,
-  // of a slot two blocks by each group of warps; the sums go to every cluster. scale(b, block)
+  // pairs of blocks by turns for either of two sums; the sums go to every cluster. scale(b, block)
   // weighs row b's part of Run blocks, from a multiple of Run on.
   template <int Run, typename Scale>
   __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
-    constexpr int kBlocks = kSlotBlocks / kGroups;
-    static_assert(Run <= kBlocks);
+    constexpr int kPair = 2, kPairs = SlotBlocks(B) / kPair;  // of a slot
+    static_assert(Run <= kPair && kPairs * kSliceSums<B> == kGroups);
     const int row = quarter * kTile + lane % kTile;
-    float2 sums[kColumnTiles<B>] = {};
+    float2 sums[kSliceSums<B>] = {};
 #pragma unroll 1
-    for (int begin = 0; begin < slice_blocks; begin += kSlotBlocks) {
-      const char* weights = AwaitSlot();
+    for (int begin = 0; begin < slice_blocks; begin += kGroups * kPair) {
 #pragma unroll
-      for (int i = 0; i < kBlocks; i += Run) {
-        const int first = group * kBlocks + i;  // of the slot
-        if (begin + first >= slice_blocks || quarter * kTile >= stream_rows) continue;
-        Sums<B> c = {};
+      for (int s = 0; s < kSliceSums<B>; ++s) {
+        if (s > 0 && begin + s * kPair >= slice_blocks) continue;
+        const char* weights = AwaitSlot();
+        const int slot_begin = begin + s * kPair;
 #pragma unroll
-        for (int j = first; j < first + Run; ++j) {
-          // Past the end the last block once more, times zero.
-          const int block = min(begin + j, slice_blocks - 1);
-          Columns<B> x;
-          Weights64 w;
-          LoadColumns<B>(x, shared.slice[0], kMaxSliceK + 8, block * kBoxK);
-          if (block != begin + j) Clear<B>(x);
-          LoadTile(w, weights + ((block - begin) * stream_rows + row) * 128);
-          MultiplyTile<B>(c, w, x);
+        for (int i = 0; i < kPair; i += Run) {
+          const int first = (kTakeTurns<B> ? group * kPair : 0) + i;  // of the slot
+          if (slot_begin + first >= slice_blocks || quarter * kTile >= stream_rows) continue;
+          Sums c = {};
+#pragma unroll
+          for (int j = first; j < first + Run; ++j) {
+            // Past the end the last block once more, times zero.
+            const int block = min(slot_begin + j, slice_blocks - 1);
+            Columns x;
+            Weights64 w;
+            LoadColumns<B>(x, shared.slice[0], kMaxSliceK + 8, first_column, block * kBoxK);
+            if (block != slot_begin + j) Clear(x);
+            LoadTile(w, weights + ((block - slot_begin) * stream_rows + row) * 128);
+            MultiplyTile(c, w, x);
+          }
+          const float2 v = Total(c);
+          const float factor = scale(min(row_of_x, B - 1), slot_begin + first);
+          sums[s].x = fmaf(factor, v.x, sums[s].x);
+          sums[s].y = fmaf(factor, v.y, sums[s].y);
         }
-#pragma unroll
-        for (int n = 0; n < kColumnTiles<B>; ++n) {
-          const float2 v = Total(c[n]);
-          const float factor = scale(min(4 * n + lane % 4, B - 1), begin + first);
-          sums[n].x = fmaf(factor, v.x, sums[n].x);
-          sums[n].y = fmaf(factor, v.y, sums[n].y);
-        }
+        ReleaseSlot(slot, 1);
+        SkipSlots(1);
       }
-      ReleaseSlot(slot, 1);
-      SkipSlots(1);
     }
     Publish(sums);
   }
@@ -366,7 +392,7 @@ struct StepBlock {
     Sync();
     if (threadIdx.x < kRanks) Send(ToLane(&shared.token[rank]), ToLane(&shared.slice_ready), 0u);
     Await(&shared.slice_ready, slice_parity, kRanks * 4);
-    const float2 nothing[kColumnTiles<B>] = {};
+    const float2 nothing[kSliceSums<B>] = {};
     Publish(nothing);
   }
 };

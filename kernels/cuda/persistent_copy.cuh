@@ -21,7 +21,7 @@ struct Copier {
   const uint32_t full_at = Opaque(SharedAddress(shared.full));
   const uint32_t empty_at = Opaque(SharedAddress(shared.empty));
   // Slots on their way at once; see kRingSlots.
-  int in_flight = min(a.in_flight[blockIdx.x / kRanks], kRingSlots<B> - kGroups);
+  int in_flight = min(a.in_flight[blockIdx.x / kRanks], kMostInFlight<B>);
   int slot = -1, copied = -in_flight - 1;
   uint32_t parity = 1, copied_parity = 1;  // an untouched barrier passes for the phase before its
                                            // first
@@ -52,21 +52,29 @@ struct Copier {
     if (copied == 0) copied_parity ^= 1;
   }
 
-  // `count` positions of one row's keys or values, page by page.
-  __device__ __forceinline__ void CopyPositions(const bf16* pages, int b, int kv_head, int begin,
-                                                int first, int count, char* to) {
-#pragma unroll 1
-    for (int end = first + count; first < end;) {
-      const int next = min(end, (first / kPageTokens + 1) * kPageTokens);
-      BulkCopy(to, pages + CacheRow(a, shared, b, kv_head, begin, first) * D,
-               (next - first) * D * 2, shared.full + slot);
-      to += (next - first) * D * 2;
-      first = next;
-    }
+  // `count` positions of one row's keys and values, from `first` on: each lane a page's of one of
+  // them.
+  __device__ __forceinline__ void CopyPositions(const StepLayer& layer, int b, int kv_head,
+                                                int begin, int first, int count,
+                                                uint64_t* barrier) {
+    static_assert(2 * (kSlotPositions<B, D> / kPageTokens + 2) <= kWarp);
+    const int page = first / kPageTokens + lane / 2;
+    const int from = max(first, page * kPageTokens),
+              positions = min(first + count, (page + 1) * kPageTokens) - from;
+    if (positions <= 0) return;
+    char* to = ring + slot * SlotStride(B) + lane % 2 * (SlotBytes(B) / 2) + (from - first) * D * 2;
+    BulkCopy(to,
+             (lane % 2 == 0 ? layer.k_pages : layer.v_pages) +
+                 CacheRow(a, shared, b, kv_head, begin, from) * D,
+             positions * D * 2, barrier);
   }
 
   // What the block attends to in a layer: slots of keys in the first half and values in the second.
+  // Those that are attended to at once all count as the first one's.
   __device__ __forceinline__ void CopyCache(const StepLayer& layer) {
+    constexpr int kPositions = kSlotPositions<B, D>;
+    constexpr int kSlots = kSlotsOfChunk<B> * kChunksAtOnce<D>;
+    static_assert(kSlots <= kMostInFlight<B> && kSlots <= SlotsInFlight(B));
     const int cluster = blockIdx.x / kRanks;
     const int kv_head = a.shares[0][cluster].first_head / a.shape.group;
 #pragma unroll 1
@@ -74,13 +82,18 @@ struct Copier {
       const SequencePart part = shared.part[b];
       const int end = min(part.end, shared.position[b]);
 #pragma unroll 1
-      for (int first = part.begin; first < end; first += kSlotPositions<D>) {
-        const int count = min(end - first, kSlotPositions<D>);
-        NextSlot(count * D * 4);
-        if (lane != 0) continue;
-        char* to = ring + slot * kSlotStride;
-        CopyPositions(layer.k_pages, b, kv_head, part.begin, first, count, to);
-        CopyPositions(layer.v_pages, b, kv_head, part.begin, first, count, to + kSlotBytes / 2);
+      for (int first = part.begin; first < end; first += kSlots * kPositions) {
+        const int count = min(end - first, kSlots * kPositions);
+        uint64_t* barrier = nullptr;
+#pragma unroll 1
+        for (int i = 0; i < count; i += kPositions) {
+          NextSlot(i == 0 ? count * D * 4 : 0);
+          if (i == 0) barrier = shared.full + slot;
+          __syncwarp();
+          CopyPositions(layer, b, kv_head, part.begin, first + i, min(count - i, kPositions),
+                        barrier);
+          __syncwarp();
+        }
       }
     }
   }
@@ -90,7 +103,7 @@ struct Copier {
     constexpr int kDim = DK == 0 ? 64 : DK, kBytes = kStateBytes<kDim, kDim>;
     const ClusterShare& share = a.shares[1][blockIdx.x / kRanks];
     const int heads = share.heads * a.shape.heads_per_key;
-    const int rows_at_once = RowsOfStates(heads, kBytes);
+    const int rows_at_once = RowsOfStates<B>(heads, kBytes);
 #pragma unroll 1
     for (int first = 0; first < B; first += rows_at_once) {
       const int items = min(rows_at_once, B - first) * heads;
@@ -98,7 +111,7 @@ struct Copier {
       if (lane != 0) continue;
 #pragma unroll 1
       for (int i = 0; i < items; ++i)
-        CopyTile(SharedAddress(ring + slot * kSlotStride + i * kBytes), a.maps + layer.state_map,
+        CopyTile(SharedAddress(ring + slot * SlotStride(B) + i * kBytes), a.maps + layer.state_map,
                  static_cast<int>(ClusterRank()) * kDim / kRanks,
                  StateRow(a, shared.slot[first + i / heads], share, i % heads) * kDim,
                  shared.full + slot);
@@ -115,7 +128,7 @@ struct Copier {
       CopyCache(layer);
     } else {  // kCopyHead
 #pragma unroll 1
-      for (; in_flight > kSlotsInFlight; --in_flight) {
+      for (; in_flight > SlotsInFlight(B); --in_flight) {
         NextCopied();
         if (lane == 0 && copied >= 0) Wait(full_at + copied * 8, copied_parity);
       }
@@ -154,7 +167,7 @@ struct Copier {
         } else if (offset < kToGates) {
           if (bytes > 0) NextSlot(bytes);
           if (lane == 0)
-            CopyBox(ring_at + slot * kSlotStride + offset, a.maps + map, row, place & 0xffff,
+            CopyBox(ring_at + slot * SlotStride(B) + offset, a.maps + map, row, place & 0xffff,
                     full_at + slot * 8, policy);
         } else if (lane == 0) {
           const uint32_t gates_full = SharedAddress(&shared.gates_full);

@@ -91,30 +91,28 @@ struct LinearMixer {
     return QuickSilu(fmaf(w.w, newest, fmaf(w.z, third, fmaf(w.y, second, w.x * first))));
   }
 
-  // This rank's 64 columns of the gates' rows, b above a. One warp of the group that never has more
-  // tiles.
+  // This rank's 64 columns of the gates' rows, b above a. The last warp of the group that never has
+  // more tiles; of each group when both have all.
   uint32_t gates_parity = 0;
   __device__ __forceinline__ void MultiplyGates() {
-    if (block.warp != kStepWarps - 1 || block.rank >= block.k_blocks) return;
+    if (block.quarter != kGroupWarps - 1 || (kTakeTurns<B> && block.group != kGroups - 1) ||
+        block.rank >= block.k_blocks)
+      return;
     Patience patience;
     while (!TryBarrier(&shared.gates_full, gates_parity)) patience.Try();
     gates_parity ^= 1;
-    Columns<B> x;
+    Columns x;
     Weights64 w;
-    Sums<B> c = {};
-    LoadColumns<B>(x, shared.stream[0], kMaxStepHidden + 8, block.rank * kBoxK);
+    Sums c = {};
+    LoadColumns<B>(x, shared.stream[0], kMaxStepHidden + 8, block.first_column, block.rank * kBoxK);
     LoadTile(w, reinterpret_cast<const char*>(shared.gate_weights) + block.lane % kTile * 128);
     __syncwarp();
     if (block.lane == 0) Arrive(&shared.gates_empty);
-    MultiplyTile<B>(c, w, x);
-#pragma unroll
-    for (int n = 0; n < kColumnTiles<B>; ++n) {
-      const int row = 4 * n + block.lane % 4;
-      if (row >= B) continue;
-      const float2 sums = Total(c[n]);
-      shared.linear.own_gates[row][block.lane / 4] = sums.x;
-      shared.linear.own_gates[row][block.lane / 4 + kMaxValueHeads] = sums.y;
-    }
+    MultiplyTile(c, w, x);
+    if (block.row_of_x >= B) return;
+    const float2 sums = Total(c);
+    shared.linear.own_gates[block.row_of_x][block.lane / 4] = sums.x;
+    shared.linear.own_gates[block.row_of_x][block.lane / 4 + kMaxValueHeads] = sums.y;
   }
   // This rank's part of queries and keys, [heads][2][kQueryRows], and of the gates, to every rank.
   __device__ __forceinline__ void SendHeads() const {
@@ -123,20 +121,18 @@ struct LinearMixer {
     const int all = heads + (block.rank < block.k_blocks ? kGateVectors : 0);
     const uint32_t ready = block.ToRank(&shared.mixer_ready);
 #pragma unroll 1
-    for (int row = 0; row < B; ++row) {
-#pragma unroll 1
-      for (int i = block.half_lane; i < all; i += kRanks) {
-        const float *from, *to;
-        if (i < heads) {
-          const int head = i / kVectors, at = i % kVectors * 4;
-          from = &shared.kept[row][head * head_rows + at];
-          to = &shared.mixer[row][block.rank * heads * 4 + i * 4];
-        } else {
-          from = &shared.linear.own_gates[row][(i - heads) * 4];
-          to = &shared.linear.gates[row][block.rank][(i - heads) * 4];
-        }
-        Send(block.ToRank(to), ready, *reinterpret_cast<const uint4*>(from));
+    for (int item = block.half_lane; item < B * all; item += kRanks) {
+      const int row = item % B, i = item / B;
+      const float *from, *to;
+      if (i < heads) {
+        const int head = i / kVectors, at = i % kVectors * 4;
+        from = &shared.kept[row][head * head_rows + at];
+        to = &shared.mixer[row][block.rank * heads * 4 + i * 4];
+      } else {
+        from = &shared.linear.own_gates[row][(i - heads) * 4];
+        to = &shared.linear.gates[row][block.rank][(i - heads) * 4];
       }
+      Send(block.ToRank(to), ready, *reinterpret_cast<const uint4*>(from));
     }
   }
 
@@ -215,7 +211,7 @@ struct LinearMixer {
       const uint32_t ready = block.ToLane(&shared.slice_ready);
       Send(block.ToLane(&shared.slice[2 * b][at]), ready, first.high, second.high);
       Send(block.ToLane(&shared.slice[2 * b + 1][at]), ready, first.low, second.low);
-      Send(block.ToLane(&shared.linear.head_squares[b][head][block.rank * kQuads + quad]), ready,
+      Send(block.ToLane(&shared.head_squares[b][head][block.rank * kQuads + quad]), ready,
            __float_as_uint(square));
     }
 #pragma unroll
@@ -226,80 +222,104 @@ struct LinearMixer {
   }
 
   // Queries and keys to every rank; values and gates stay.
-  __device__ __forceinline__ void Project(const StepLayer& layer) {
-    block.AwaitStream();
-    if (share.heads == 0) return;
-    block.template MultiplyStream<kTilesAtOnce>(
-        rows, BoxShift(BoxRows(DK)), [&] { MultiplyGates(); },
-        [&](const float* parts, int, int count) {
-          const float factor = shared.norm_factor[b];
-          AwaitFetches();
+  __device__ __forceinline__ void TakeProducts(const StepLayer& layer, const float* parts,
+                                               int count) const {
+    const float factor = shared.norm_factor[b];
+    AwaitFetches();
 #pragma unroll
-          for (int i = 0; i < kItems<B>; ++i) {
-            const int item = threadIdx.x + i * kStepThreads;
-            if (item >= count * B) continue;
-            const float v = __fmul_rn(block.SumParts(parts, item), factor);
-            shared.kept[b][RowAt(i)] = channel[i] < 0 ? v : Convolve(layer, i, v);
-          }
-          block.Sync();
-          SendHeads();
-        });
+    for (int i = 0; i < kItems<B>; ++i) {
+      const int item = threadIdx.x + i * kStepThreads;
+      if (item >= count * B) continue;
+      const float v = __fmul_rn(block.SumParts(parts, item), factor);
+      shared.kept[b][RowAt(i)] = channel[i] < 0 ? v : Convolve(layer, i, v);
+    }
+    block.Sync();
+    SendHeads();
   }
 
-  // A slot goes back when its states have been stored: the last one when nobody waits any more, for
-  // which the output matrix's slots must fit beside it.
-  static_assert(CeilDiv(kMaxSliceK / kBoxK, kSlotBlocks) < kRingSlots<B>);
-  int held_slot = 0;
-  __device__ __forceinline__ void GiveBack(int slot) {
+  // A slot goes back when its states have been stored: the last one by all warps when nobody waits
+  // any more, for which the output matrix's slots must fit beside it, and those before it by the
+  // warp that was the last to work on them, which then stores them.
+  static_assert(CeilDiv(kMaxLinearSliceK / kBoxK, SlotBlocks(B)) < kRingSlots<B>);
+  const int rows_at_once = RowsOfStates<B>(value_heads, kStateBytes<DK, DV>);
+  int held_slot = -1;
+  __device__ __forceinline__ void GiveBack() {
+    if (held_slot < 0) return;
     if (block.lane == 0) AwaitStoresRead();
-    block.ReleaseSlot(slot, 1);
+    block.ReleaseSlot(held_slot, 1);
+    held_slot = -1;
   }
 
-  // The states of `items` heads of the rows from `first` on, from a slot to where they belong;
-  // after a barrier.
-  __device__ __forceinline__ void StoreStates(const StepLayer& layer, int first, int items,
-                                              const char* states) const {
-    if (block.lane != 0) return;
+  // The state of a head of the rows from `first` on, from a slot to where it belongs.
+  __device__ __forceinline__ void StoreState(const StepLayer& layer, int first, int item,
+                                             const char* states) const {
+    StoreTile(
+        block.a.maps + layer.state_map, block.rank * kValueRows,
+        StateRow(block.a, shared.slot[first + item / value_heads], share, item % value_heads) * DK,
+        SharedAddress(states + item * kStateBytes<DK, DV>));
+  }
+
+  // This warp's items of the rows from `first` on, from `next` on; how many.
+  __device__ __forceinline__ int DeltaOf(int first, int items, int& next, char* states) const {
+    int count = 0;
 #pragma unroll 1
-    for (int i = block.warp; i < items; i += kStepWarps)
-      StoreTile(
-          block.a.maps + layer.state_map, block.rank * kValueRows,
-          StateRow(block.a, shared.slot[first + i / value_heads], share, i % value_heads) * DK,
-          SharedAddress(states + i * kStateBytes<DK, DV>));
+    for (; next < items; next += kStepWarps, ++count) {
+      const int item = next / kQuads;
+      Delta(first + item / value_heads, item % value_heads, next % kQuads,
+            reinterpret_cast<float4*>(states + item * kStateBytes<DK, DV>));
+    }
+    FenceForCopies();
+    next -= items;
+    return count;
+  }
+
+  // The delta rule of all rows but those in the last slot: warps take items by turns, slot after
+  // slot, and wait for nobody.
+  __device__ __forceinline__ void DeltaBeforeLast(const StepLayer& layer, int last, int& next) {
+    const int heads = rows_at_once * value_heads;
+#pragma unroll 1
+    for (int first = 0; first < last; first += rows_at_once) {
+      GiveBack();
+      char* const states = block.AwaitSlot();
+      const int count = DeltaOf(first, heads * kQuads, next, states);
+      __threadfence_block();
+      __syncwarp();
+      int done = 0;
+      if (block.lane == 0) done = atomicAdd(&shared.states_done[first], count) + count;
+      if (__shfl_sync(kFullMask, done, 0) == heads * kQuads && count > 0) {
+        __threadfence_block();
+        FenceForCopies();
+        if (block.lane == 0) {
+          shared.states_done[first] = 0;
+#pragma unroll 1
+          for (int i = 0; i < heads; ++i) StoreState(layer, first, i, states);
+        }
+        held_slot = block.slot;
+      } else {
+        block.ReleaseSlot(block.slot, 1);
+      }
+      block.SkipSlots(1);
+    }
+    GiveBack();
   }
 
   __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
     block.Await(&shared.mixer_ready, block.mixer_parity,
                 B * (share.heads * 2 * DK * 4 + block.k_blocks * 2 * kMaxValueHeads * 4));
-    const int rows_at_once = RowsOfStates(value_heads, kStateBytes<DK, DV>);
-    char* states = nullptr;
-    int items = 0;
-#pragma unroll 1
-    for (int first = 0; first < B; first += rows_at_once) {
-      if (first > 0) {
-        block.Sync();
-        StoreStates(layer, first - rows_at_once, items, states);
-        GiveBack(held_slot);
-      }
-      states = block.AwaitSlot();
-      items = min(rows_at_once, B - first) * value_heads;
-#pragma unroll 1
-      for (int i = block.warp; i < items * kQuads; i += kStepWarps) {
-        const int item = i / kQuads;
-        Delta(first + item / value_heads, item % value_heads, i % kQuads,
-              reinterpret_cast<float4*>(states + item * kStateBytes<DK, DV>));
-      }
-      FenceForCopies();
-      held_slot = block.slot;
-      block.SkipSlots(1);
-    }
+    const int last = (B - 1) / rows_at_once * rows_at_once, heads = (B - last) * value_heads;
+    int next = block.warp;
+    if (B > 1) DeltaBeforeLast(layer, last, next);
+    char* const states = block.AwaitSlot();
+    DeltaOf(last, heads * kQuads, next, states);
+    held_slot = block.slot;
+    block.SkipSlots(1);
     block.Await(&shared.slice_ready, block.slice_parity,
                 B * value_heads * (DV * 4 + kRanks * kQuads * 4));
     // The gated norm's factor of each head.
     if (static_cast<int>(threadIdx.x) < B * value_heads) {
       const int row = threadIdx.x % B, head = threadIdx.x / B;
-      const auto* squares = reinterpret_cast<const float4*>(shared.linear.head_squares[row][head]);
+      const auto* squares = reinterpret_cast<const float4*>(shared.head_squares[row][head]);
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < kRanks * kQuads / 4; ++i) {
@@ -309,18 +329,11 @@ struct LinearMixer {
       shared.linear.head_factor[row][head] = rsqrtf(sum / static_cast<float>(DV) + shape.gated_eps);
     }
     block.Sync();
-    StoreStates(layer, (B - 1) / rows_at_once * rows_at_once, items, states);
-  }
-
-  __device__ __forceinline__ void Output() {
-    if (share.heads == 0) return block.PublishNothing();
-    block.template MultiplySlice<DV / kBoxK>(value_heads * DV / kBoxK, [&](int row, int k_block) {
-      return shared.linear.head_factor[row][k_block * kBoxK / DV];
-    });
-  }
-
-  __device__ __forceinline__ void Finish() {
-    if (share.heads > 0) GiveBack(held_slot);
+    if (block.lane == 0) {
+#pragma unroll 1
+      for (int i = block.warp; i < heads; i += kStepWarps) StoreState(layer, last, i, states);
+    }
+    __syncwarp();
   }
 };
 

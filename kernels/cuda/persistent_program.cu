@@ -1,3 +1,4 @@
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -68,52 +69,66 @@ void KeepForEver(Buffer maps) {
   kept->push_back(std::move(maps));
 }
 
-// Passes of four, two and one rows, one kernel each, then the sampler. A second graph has the same
-// kernels with timestamps between their operators.
+// What the passes of a step are told: those of eight rows, where the model has room for them, and
+// those of fewer.
+struct StepPasses {
+  std::optional<StepSchedule> of_eight, of_fewer;
+};
+
+StepPasses MakePasses(std::span<const OpCall> calls, int clusters, int rows) {
+  StepPasses passes;
+  if (rows >= 8) {
+    try {
+      passes.of_eight = MakeStepSchedule(ReadStepModel(calls), clusters, 8);
+    } catch (const Refusal&) {
+    }
+  }
+  if (rows % 8 != 0 || !passes.of_eight)
+    passes.of_fewer = MakeStepSchedule(ReadStepModel(calls), clusters, 4);
+  return passes;
+}
+
+// Passes of eight, four, two and one rows, one kernel each, then the sampler, between the port's
+// kernels where there is a port. A second graph has the same kernels with timestamps between their
+// operators.
 class PersistentProgram : public Program {
  public:
-  PersistentProgram(const StepSchedule& schedule, const LaunchContext& ctx,
-                    const std::function<Buffer(int64_t)>& allocate)
-      : ctx_(ctx), sampler_(schedule.sampler) {
-    const int operators = 1 + 5 * schedule.arguments.shape.layers + 1;  // but for the sampler
+  PersistentProgram(const StepPasses& passes, const LaunchContext& ctx, CudaStepPort* port,
+                    std::function<Buffer(int64_t)> allocate)
+      : ctx_(ctx), port_(port), allocate_(std::move(allocate)) {
+    const StepSchedule& any = passes.of_eight ? *passes.of_eight : *passes.of_fewer;
+    const StepShape& shape = any.arguments.shape;
+    sampler_ = any.sampler;
+    const int operators = 1 + 5 * shape.layers + 1;  // but for the sampler
     seconds_.resize(operators + 1);
-    StepArguments all = schedule.arguments;
-    const auto upload = [&](const auto& table) {
-      const int64_t bytes = static_cast<int64_t>(table.size() * sizeof(table[0]));
-      memory_.push_back(allocate(bytes));
-      Check(cudaMemcpyAsync(memory_.back().data(), table.data(), bytes, cudaMemcpyHostToDevice,
-                            ctx_.stream),
-            "copying a schedule");
-      Check(cudaStreamSynchronize(ctx_.stream), "copying a schedule");
-      return memory_.back().data();
-    };
-    all.layers = static_cast<const StepLayer*>(upload(schedule.layers));
-    all.maps = static_cast<const CUtensorMap*>(upload(Encode(schedule.maps)));
-    KeepForEver(std::move(memory_.back()));
-    memory_.pop_back();
-    all.commands = static_cast<const CopyCommand*>(upload(schedule.commands));
-    all.first_command = static_cast<const int*>(upload(schedule.first_command));
-    all.first_head_tile = static_cast<const int*>(upload(schedule.first_head_tile));
-    all.words = static_cast<unsigned long long*>(upload(std::vector<unsigned long long>(
-        static_cast<size_t>(4) * kMaxStepRows * static_cast<size_t>(all.shape.hidden))));
-    all.turn = static_cast<uint32_t*>(upload(std::vector<uint32_t>{0}));
-    for (int first = 0; first < all.shape.rows;) {
-      const int left = all.shape.rows - first, rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-      passes_.push_back(PassOf(all, first, rows));
+    words_ = static_cast<unsigned long long*>(Upload(std::vector<unsigned long long>(
+        static_cast<size_t>(4) * kMaxStepRows * static_cast<size_t>(shape.hidden))));
+    turn_ = static_cast<uint32_t*>(Upload(std::vector<uint32_t>{0}));
+    StepArguments of_eight, of_fewer;
+    if (passes.of_eight) of_eight = UploadTables(*passes.of_eight);
+    if (passes.of_fewer) of_fewer = UploadTables(*passes.of_fewer);
+    for (int first = 0; first < shape.rows;) {
+      const int left = shape.rows - first;
+      const int rows = left >= 8 && passes.of_eight ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      passes_.push_back(PassOf(rows == 8 ? of_eight : of_fewer, first, rows));
       first += rows;
     }
-    memory_.push_back(allocate(static_cast<int64_t>(passes_.size()) * (operators + 1) *
-                               int64_t{sizeof(uint64_t)}));
+    memory_.push_back(allocate_(static_cast<int64_t>(passes_.size()) * (operators + 1) *
+                                int64_t{sizeof(uint64_t)}));
     times_.resize(passes_.size() * (operators + 1));
-    RunOnce(nullptr);
+    RunOnce(nullptr, false);
     Check(cudaStreamSynchronize(ctx_.stream), "running the persistent kernel before the capture");
     plain_ = Record(nullptr);
     timed_ = Record(static_cast<uint64_t*>(memory_.back().data()));
   }
 
-  void Run() override { Check(cudaGraphLaunch(plain_.get(), ctx_.stream), "launching a graph"); }
+  void Run() override {
+    if (port_ != nullptr) port_->BeforeRun();
+    Check(cudaGraphLaunch(plain_.get(), ctx_.stream), "launching a graph");
+  }
 
   std::span<const double> RunTimed() override {
+    if (port_ != nullptr) port_->BeforeRun();
     Check(cudaGraphLaunch(timed_.get(), ctx_.stream), "launching an instrumented graph");
     Check(cudaMemcpyAsync(times_.data(), memory_.back().data(), times_.size() * sizeof(uint64_t),
                           cudaMemcpyDeviceToHost, ctx_.stream),
@@ -135,10 +150,34 @@ class PersistentProgram : public Program {
   }
 
  private:
-  void RunOnce(uint64_t* times) {
+  template <typename T>
+  void* Upload(const std::vector<T>& table) {
+    const auto bytes = static_cast<int64_t>(table.size() * sizeof(T));
+    memory_.push_back(allocate_(bytes));
+    Check(cudaMemcpyAsync(memory_.back().data(), table.data(), bytes, cudaMemcpyHostToDevice,
+                          ctx_.stream),
+          "copying a schedule");
+    Check(cudaStreamSynchronize(ctx_.stream), "copying a schedule");
+    return memory_.back().data();
+  }
+  StepArguments UploadTables(const StepSchedule& schedule) {
+    StepArguments a = schedule.arguments;
+    a.layers = static_cast<const StepLayer*>(Upload(schedule.layers));
+    a.maps = static_cast<const CUtensorMap*>(Upload(Encode(schedule.maps)));
+    KeepForEver(std::move(memory_.back()));
+    memory_.pop_back();
+    a.commands = static_cast<const CopyCommand*>(Upload(schedule.commands));
+    a.first_command = static_cast<const int*>(Upload(schedule.first_command));
+    a.first_head_tile = static_cast<const int*>(Upload(schedule.first_head_tile));
+    a.words = words_;
+    a.turn = turn_;
+    return a;
+  }
+  // With `overlap` the first pass begins while the port's first kernel brings the inputs.
+  void RunOnce(uint64_t* times, bool overlap) {
     for (StepArguments pass : passes_) {
       pass.times = times;
-      LaunchStep(pass, ctx_.stream);
+      LaunchStep(pass, ctx_.stream, std::exchange(overlap, false));
       if (times != nullptr) times += seconds_.size();
     }
     if (times != nullptr) Stamp(before_sampler_);
@@ -151,7 +190,9 @@ class PersistentProgram : public Program {
   }
   GraphExec Record(uint64_t* times) {
     Capture capture(ctx_.stream);
-    RunOnce(times);
+    if (port_ != nullptr) port_->LaunchTake();
+    RunOnce(times, port_ != nullptr);
+    if (port_ != nullptr) port_->LaunchLeave();
     GraphExec graph = capture.Finish();
     Check(cudaGraphUpload(graph.get(), ctx_.stream), "uploading a graph");
     Check(cudaStreamSynchronize(ctx_.stream), "uploading a graph");
@@ -159,7 +200,11 @@ class PersistentProgram : public Program {
   }
 
   LaunchContext ctx_;
+  CudaStepPort* const port_;  // or null
+  const std::function<Buffer(int64_t)> allocate_;
   ops::TokenSampler sampler_;
+  unsigned long long* words_ = nullptr;
+  uint32_t* turn_ = nullptr;
   std::vector<Buffer> memory_;  // the last one is the timestamps'
   std::vector<StepArguments> passes_;
   std::vector<uint64_t> times_;
@@ -171,17 +216,17 @@ class PersistentProgram : public Program {
 }  // namespace
 
 std::unique_ptr<Program> MakePersistentProgram(std::span<const OpCall> calls,
-                                               const LaunchContext& ctx,
+                                               const LaunchContext& ctx, CudaStepPort* port,
                                                const std::function<Buffer(int64_t)>& allocate,
                                                std::string& why_not) {
   try {
-    StepModel model = ReadStepModel(calls);
-    const int clusters = CountClusters(model.arguments);
+    const StepArguments arguments = ReadStepModel(calls).arguments;
+    const int clusters = CountClusters(arguments);
     Need(clusters >= 2,
          "the device does not run clusters of 16 blocks with 220 KB of shared memory "
          "each (compute capability 9.0 does)");
-    return std::make_unique<PersistentProgram>(MakeStepSchedule(std::move(model), clusters), ctx,
-                                               allocate);
+    return std::make_unique<PersistentProgram>(MakePasses(calls, clusters, arguments.shape.rows),
+                                               ctx, port, allocate);
   } catch (const Refusal& refusal) {
     why_not = refusal.why;
     return nullptr;

@@ -17,8 +17,11 @@ std::vector<int> Even(int n, int parts) {
 
 class Scheduler {
  public:
-  Scheduler(StepModel model, int clusters)
-      : clusters_(clusters), layers_(std::move(model.operators)), head_(model.head) {
+  Scheduler(StepModel model, int clusters, int pass_rows)
+      : clusters_(clusters),
+        pass_rows_(pass_rows),
+        layers_(std::move(model.operators)),
+        head_(model.head) {
     s_.arguments = model.arguments;
     s_.arguments.shape.clusters = clusters;
     s_.layers = std::move(model.layers);
@@ -79,7 +82,7 @@ class Scheduler {
     Need(rows <= 128 * kRanks, "a cluster's share of ", rows, " rows of a projection does not fit");
     if (linear) {
       Need(c.heads * h.heads_per_key <= kMaxValueHeads && c.heads * 2 * h.key_dim <= kMixerFloats &&
-               2 * c.heads * h.heads_per_key * h.value_dim / kRanks <= 64,
+               slice <= kMaxLinearSliceK && slice * h.key_dim / kRanks * 4 <= SlotBytes(pass_rows_),
            "a cluster's share of ", c.heads, " key heads does not fit");
     } else {
       Need(c.heads <= kMaxPassHeads && (c.heads + 2) * h.head_dim <= kMixerFloats,
@@ -98,7 +101,7 @@ class Scheduler {
     const auto& of_linear = s_.arguments.shares[1];
     for (int c = 0; c < clusters_; ++c)
       s_.arguments.in_flight[c] =
-          of_linear[c].heads > of_linear[clusters_ - 1].heads ? kMostSlotsInFlight : kSlotsInFlight;
+          SlotsInFlight(pass_rows_) * (of_linear[c].heads > of_linear[clusters_ - 1].heads ? 2 : 1);
     // All blocks come to the head at the same time.
     const int64_t tiles = CeilDiv(shape().vocab, kTile), blocks = int64_t{clusters_} * kRanks;
     for (int64_t block = 0; block <= blocks; ++block)
@@ -120,22 +123,26 @@ class Scheduler {
   }
   void NextSlot() { slot_ = s_.commands.size(); }
 
-  // Boxes of `rows` rows over all of K, 16 rows to a slot.
+  // Boxes of `rows` rows over all of K, 16 rows to a slot, or to two of them.
   void CopyBoxes(const std::vector<WeightRow>& boxes, int rows) {
-    const int bytes = rows * shape().hidden * 2, of_slot = kTile / rows;
-    for (size_t i = 0; i < boxes.size(); ++i) {
-      const int box = static_cast<int>(i) % of_slot;
-      if (box == 0) NextSlot();
-      Copy(*boxes[i].weight, boxes[i].row, 0, rows, KBlocks(), BoxOffset(box, rows, bytes));
+    const size_t of_slot = kTile / rows;
+    for (size_t first = 0; first < boxes.size(); first += of_slot) {
+      for (int k = 0; k < KBlocks(); k += SlotColumns(pass_rows_)) {
+        const int k_blocks = std::min(KBlocks() - k, SlotColumns(pass_rows_));
+        NextSlot();
+        for (size_t i = first; i < std::min(first + of_slot, boxes.size()); ++i)
+          Copy(*boxes[i].weight, boxes[i].row, k, rows, k_blocks,
+               BoxOffset(static_cast<int>(i - first), rows, rows * k_blocks * kBoxK * 2));
+      }
     }
   }
 
-  // A rank's rows of an output matrix, columns [first, first + count) * 64, four blocks to a slot.
+  // A rank's rows of an output matrix, columns [first, first + count) * 64.
   void CopySlice(const TensorView& weight, int rank, int first, int count) {
-    for (int i = 0; i < count; i += kSlotBlocks) {
+    for (int i = 0; i < count; i += SlotBlocks(pass_rows_)) {
       NextSlot();
-      Copy(weight, rank * StreamRows(), first + i, StreamRows(), std::min(count - i, kSlotBlocks),
-           0);
+      Copy(weight, rank * StreamRows(), first + i, StreamRows(),
+           std::min(count - i, SlotBlocks(pass_rows_)), 0);
     }
   }
 
@@ -221,13 +228,11 @@ class Scheduler {
       CopyMlp(ops, share, rank);
     }
     s_.commands.push_back({0, 0, kCopyHead, 0, 0});
-    for (int tile = s_.first_head_tile[block]; tile < s_.first_head_tile[block + 1]; ++tile) {
-      NextSlot();
-      Copy(head_->head.weight, tile * kTile, 0, kTile, KBlocks(), 0);
-    }
+    for (int tile = s_.first_head_tile[block]; tile < s_.first_head_tile[block + 1]; ++tile)
+      CopyBoxes({{&head_->head.weight, tile * kTile}}, kTile);
   }
 
-  const int clusters_;
+  const int clusters_, pass_rows_;
   const std::vector<LayerOps> layers_;
   const ops::NormHead* const head_;
   std::map<std::tuple<const void*, int, int>, int> map_index_;
@@ -237,8 +242,8 @@ class Scheduler {
 
 }  // namespace
 
-StepSchedule MakeStepSchedule(StepModel model, int clusters) {
-  return Scheduler(std::move(model), clusters).Make();
+StepSchedule MakeStepSchedule(StepModel model, int clusters, int pass_rows) {
+  return Scheduler(std::move(model), clusters, pass_rows).Make();
 }
 
 }  // namespace qwend::cuda

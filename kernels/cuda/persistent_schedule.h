@@ -29,7 +29,8 @@ struct StepSchedule {
   ops::TokenSampler sampler;
 };
 
-// `clusters` of kRanks blocks share the work. Throws Refusal where a share does not fit.
-StepSchedule MakeStepSchedule(StepModel model, int clusters);
+// `clusters` of kRanks blocks share the work, in passes of `pass_rows` rows: 8, or fewer. Throws
+// Refusal where a share does not fit.
+StepSchedule MakeStepSchedule(StepModel model, int clusters, int pass_rows);
 
 }  // namespace qwend::cuda

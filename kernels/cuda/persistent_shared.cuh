@@ -9,22 +9,27 @@
 
 namespace qwend::cuda {
 
-constexpr int kCachedPages = 32;  // of a rank's share of a sequence
+template <int B>
+constexpr int kCachedPages = B == 8 ? 16 : 32;  // of a rank's share of a sequence
 constexpr int kConsumerBarrier = 1;
 static_assert(kMaxStepHidden / kRanks == 2 * kWarp);  // two rows of the stream for each lane
 
-// The computing warps are two groups that take a phase's slots of weights by turns. Of a slot of
-// whole rows each warp of a group multiplies every fourth 64 elements of K, of a slot of an output
-// matrix one tile of 16 rows. Slots of keys and values are for all warps.
+// The computing warps are two groups. Up to four rows of x they take a phase's slots of weights by
+// turns, but share those of an output matrix, two blocks each; of eight rows each group has four,
+// and both multiply every slot by theirs. Of a slot of whole rows each warp of a group multiplies
+// every fourth 64 elements of K, of a slot of an output matrix one tile of 16 rows. Slots of keys
+// and values are for all warps.
 constexpr int kGroups = 2;
 static_assert(kGroups * kMaxClusters <= kMaxAdders);
 constexpr int kGroupWarps = kStepWarps / kGroups;
 constexpr int kBlocksOfWarp = kMaxStepHidden / kBoxK / kGroupWarps;
 constexpr int kTilesAtOnce = 8;  // of a projection, between two barriers
-
-// Eight columns of a product hold four rows of x, each as its high and its low bf16 half.
+constexpr int kGroupRows = 4;    // of x, whose high and low bf16 halves are a product's columns
 template <int B>
-constexpr int kColumnTiles = CeilDiv(2 * B, 8);
+constexpr bool kTakeTurns = B <= kGroupRows;
+// Sums that a warp makes of an output matrix: its group's, or those of both blocks' pairs.
+template <int B>
+constexpr int kSliceSums = kTakeTurns<B> ? 1 : kGroups;
 
 // Outputs of a projection that one thread has, all of the same row of x.
 template <int B>
@@ -32,20 +37,22 @@ constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 
 // Warps that pass the stream's rows of one row of x on.
 template <int B>
-constexpr int kStreamWarps = B == 4 ? 2 : 4;
+constexpr int kStreamWarps = std::min(kStepWarps / B, 4);
 constexpr int kStreamSquares = 4;  // parts of the sum of a rank's squares
 
 // Outputs of both groups that a block adds to the stream, half of each tile.
 template <int B>
 constexpr int kPublished = kMaxStepHidden / kRanks / 2 * kGroups* B;
 
-// Slots of the ring: what the activations of B rows leave room for. No more are on their way than
-// leave one to each group, because slots arrive in any order: a group that has had its last slot
-// two turns ago then knows which turn of a barrier it waits for.
+// Slots of the ring: what the activations of B rows leave room for. Slots arrive in any order, and
+// a group must know which turn of a barrier it waits for, so no more are on their way than leave
+// one to each group that takes turns: the slot whose turn it might mistake has then arrived.
 template <int B>
 constexpr int kRingSlots = B == 1   ? 6
-                           : B == 2 ? 5
-                                    : 4;
+                           : B == 4 ? 4
+                                    : 5;
+template <int B>
+constexpr int kMostInFlight = kRingSlots<B> - (kTakeTurns<B> ? kGroups : 1);
 
 // Linear attention: the convolution's width, and channels of a rank, of each row of x. At most
 // three of a head's four vectors go through it.
@@ -58,8 +65,9 @@ constexpr int kMaxChannels = kTilesAtOnce* kTile * 3 / 4 * B;
 // of as many rows of x as fit in a slot.
 template <int DK, int DV>
 constexpr int kStateBytes = DK* DV / kRanks * 4;
+template <int B>
 __device__ __forceinline__ int RowsOfStates(int heads, int state_bytes) {
-  return kSlotBytes / (heads * state_bytes);
+  return SlotBytes(B) / (heads * state_bytes);
 }
 
 // Which of all slots' heads a cluster's value head is.
@@ -70,9 +78,14 @@ __device__ __forceinline__ int StateRow(const StepArguments& a, int slot, const 
          head;
 }
 
-// Attention: keys and values come through the ring, so many positions of a head of D in a slot.
+// Attention: keys and values come through the ring, so many positions of a head of D in a slot. A
+// warp takes up those of 32 KB together, whatever the rows.
+template <int B, int D>
+constexpr int kSlotPositions = SlotBytes(B) / (4 * D);
+template <int B>
+constexpr int kSlotsOfChunk = kSlotBytes / SlotBytes(B);
 template <int D>
-constexpr int kSlotPositions = kSlotBytes / (4 * D);
+constexpr int kChunksAtOnce = D == 128 ? 2 : 1;
 
 // A rank's part of a sequence, and who has its last position.
 struct SequencePart {
@@ -86,10 +99,10 @@ __device__ __forceinline__ SequencePart PartOf(int last, int rank) {
 template <int B>
 struct StepShared {
   static constexpr int kPartStride = kTilesAtOnce * kTile * B;
-  // Heads of 256 whose sums are merged at once; of smaller ones, all.
-  static constexpr int kHeadsAtOnce = B <= 2 ? 1 : kMaxPassHeads;
+  // Room for what the warps make of heads before their merger.
+  static constexpr int kWarpValues = (B <= 2 ? 1 : B / 2) * kStepWarps * 256;
 
-  alignas(1024) bf16 gate_weights[2 * kMaxValueHeads * kBoxK];
+  alignas(128) bf16 gate_weights[2 * kMaxValueHeads * kBoxK];
   // Activations as columns of a product are the high and the low bf16 half of each row.
   union {
     struct {
@@ -107,15 +120,21 @@ struct StepShared {
     // Each warp's values, while a block attends to a row and has its queries. They may cover the
     // stream, and of one row alone the mixer: never the slice, into which ranks that are ahead
     // send.
-    alignas(16) float warp_values[kHeadsAtOnce * kStepWarps * 256];
+    alignas(16) float warp_values[kWarpValues];
   };
-  alignas(16) float kept[B][kTilesAtOnce * kTile];  // this rank's rows of a mixer's projection
-  float squares[B][kRanks][kStreamSquares];         // each rank's parts of the norm's sum
+  static constexpr int kKept = kTilesAtOnce * kTile + 8;
+  union {
+    alignas(16) float kept[B][kKept];         // this rank's rows of a mixer's projection
+    alignas(16) bf16 outgoing[2 * B][kKept];  // to every rank; a row's two halves where it was kept
+  };
+  union {
+    float squares[B][kRanks][kStreamSquares];  // each rank's parts of the norm's sum
+    unsigned long long keys[B][kStepWarps];    // the head's, the step's last norm done
+  };
   float norm_factor[B];
   union {
     struct {
-      alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];         // b and a, each rank's part
-      alignas(16) float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
+      alignas(16) float gates[B][kRanks][2 * kMaxValueHeads];  // b and a, each rank's part
       float head_factor[B][kMaxValueHeads];
       alignas(16) float sums[kStepWarps][16];
       alignas(16) float a_log[kMaxValueHeads], dt_bias[kMaxValueHeads], norm[kMaxRankValues];
@@ -123,23 +142,27 @@ struct StepShared {
     } linear;
     struct {
       float2 softmax[B][kMaxPassHeads][kRanks];  // each rank's largest score and sum
-      alignas(16) float attended[B][kMaxPassHeads][kRanks][16];  // this rank's dimensions
-      float2 warp_softmax[kMaxPassHeads][kStepWarps];  // each warp's largest score and sum
-      alignas(16) float norms[2][256];                 // queries', keys'
+      alignas(16) float2
+          warp_softmax[B * kMaxPassHeads][kStepWarps];  // each warp's largest score and sum
+      alignas(16) float norms[2][256];                  // queries', keys'
     } attention;
   };
   uint32_t token[kRanks];
+  int states_done[B];  // items of the slot of states that begins with a row
   // The next norm's weights of this rank's rows, for each warp that passes the stream on.
   alignas(16) float norm[kStreamWarps<B> * B][kMaxStepHidden / kRanks];
   alignas(16) float cos[B][kMaxRotaryHalf];
   alignas(16) float sin[B][kMaxRotaryHalf];
-  int page_rows[B][kCachedPages];  // where this rank's part of the sequence begins in the pages
+  int page_rows[B][kCachedPages<B>];  // where this rank's part of the sequence begins in the pages
   int position[B], slot[B];
-  SequencePart part[B];                                   // this rank's
-  alignas(16) float parts[kGroupWarps * kPartStride];     // of products
-  alignas(16) bf16 outgoing[2 * B][kMaxSliceK / kRanks];  // to every rank
+  SequencePart part[B];  // this rank's
+  union {
+    alignas(16) float parts[kGroupWarps * kPartStride];  // of products
+    // What a mixer sends, from when it has sent heads to its output.
+    alignas(16) float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
+    alignas(16) float attended[B][kMaxPassHeads][kRanks][16];       // this rank's dimensions
+  };
   float2 published[2][kPublished<B>];  // what each thread added to the words of each buffer
-  unsigned long long keys[B][kStepWarps];
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
   uint64_t stream_ready, slice_ready, mixer_ready, merge_ready, inputs_ready;
   uint64_t gates_full, gates_empty;
@@ -212,8 +235,8 @@ template <int B>
 __device__ __forceinline__ int64_t CacheRow(const StepArguments& a, const StepShared<B>& shared,
                                             int b, int kv_head, int begin, int position) {
   const int index = position / kPageTokens - begin / kPageTokens;
-  const int first = index < kCachedPages ? shared.page_rows[b][index]
-                                         : PageRow(a, b, kv_head, position / kPageTokens);
+  const int first = index < kCachedPages<B> ? shared.page_rows[b][index]
+                                            : PageRow(a, b, kv_head, position / kPageTokens);
   return first + position % kPageTokens;
 }
 

@@ -34,10 +34,10 @@ __device__ __forceinline__ void TakeInputs(const StepArguments& a, StepShared<B>
     shared.sin[b][i % half] = a.rope_sin[angle];
   }
 #pragma unroll 1
-  for (int i = threadIdx.x; i < B * kCachedPages; i += kStepThreads) {
-    const int b = i / kCachedPages, last = a.positions[b];
-    const int page = rank * CeilDiv(last + 1, kRanks) / kPageTokens + i % kCachedPages;
-    shared.page_rows[b][i % kCachedPages] =
+  for (int i = threadIdx.x; i < B * kCachedPages<B>; i += kStepThreads) {
+    const int b = i / kCachedPages<B>, last = a.positions[b];
+    const int page = rank * CeilDiv(last + 1, kRanks) / kPageTokens + i % kCachedPages<B>;
+    shared.page_rows[b][i % kCachedPages<B>] =
         page * kPageTokens <= last ? PageRow(a, b, kv_head, page) : 0;
   }
 }
@@ -50,78 +50,82 @@ struct Mlp {
   StepShared<B>& shared = block.shared;
   const int columns = share.units * kBoxK / kRanks;  // this rank's
 
-  __device__ __forceinline__ void GateUp() {
-    block.AwaitStream();
-    if (share.units == 0) return;
+  __device__ __forceinline__ void TakeProducts(const float* parts) const {
+    const int b = threadIdx.x % B;
+    const float factor = shared.norm_factor[b];
     const int box_rows = block.a.shape.mlp_box_rows, box_shift = BoxShift(box_rows);
-    block.template MultiplyStream<kTilesAtOnce>(
-        2 * columns, box_shift, [] {},
-        [&](const float* parts, int, int) {
-          const int b = threadIdx.x % B;
-          const float factor = shared.norm_factor[b];
 #pragma unroll 1
-          for (int i = threadIdx.x; i < columns * B; i += kStepThreads) {
-            const int column = i / B,
-                      row = (column >> box_shift) * 2 * box_rows + (column & (box_rows - 1));
-            const float gate = block.SumParts(parts, row * B + b) * factor,
-                        up = block.SumParts(parts, (row + box_rows) * B + b) * factor;
-            const Halves v(__fmul_rn(QuickSilu(gate), up));
-            shared.outgoing[2 * b][column] = v.high;
-            shared.outgoing[2 * b + 1][column] = v.low;
-          }
-          block.Sync();
-          block.SendOutgoing(shared.slice, block.rank * columns, columns, &shared.slice_ready);
-        });
-    block.Await(&shared.slice_ready, block.slice_parity, B * share.units * kBoxK * 4);
+    for (int i = threadIdx.x; i < columns * B; i += kStepThreads) {
+      const int column = i / B,
+                row = (column >> box_shift) * 2 * box_rows + (column & (box_rows - 1));
+      const float gate = block.SumParts(parts, row * B + b) * factor,
+                  up = block.SumParts(parts, (row + box_rows) * B + b) * factor;
+      const Halves v(__fmul_rn(QuickSilu(gate), up));
+      shared.outgoing[2 * b][column] = v.high;
+      shared.outgoing[2 * b + 1][column] = v.low;
+    }
+    block.Sync();
+    block.SendOutgoing(shared.slice, block.rank * columns, columns, &shared.slice_ready);
   }
-  __device__ __forceinline__ void Down() {
-    if (share.units == 0) return block.PublishNothing();
-    block.template MultiplySlice<2>(share.units, [](int, int) { return 1.0f; });
+  __device__ __forceinline__ void Mix() {
+    if (share.units > 0)
+      block.Await(&shared.slice_ready, block.slice_parity, B * share.units * kBoxK * 4);
   }
 };
 
 // The block's tiles of the vocabulary: logits where a row wants them, and each row's best key.
 template <int B>
-__device__ __forceinline__ void Head(StepBlock<B>& block) {
+struct Head {
+  StepBlock<B>& block;
   const StepArguments& a = block.a;
-  const int first_tile = a.first_head_tile[blockIdx.x];
-  const int tiles = a.first_head_tile[blockIdx.x + 1] - first_tile;
-  const int b = threadIdx.x % B;
-  const SamplingRow& sampling = a.sampling[b];
-  const bool wanted = sampling.temperature != 0.0f || sampling.keep_logits != 0;
   SampleKey best = kNoKey;
-  block.AwaitStream();
-  block.template MultiplyStream<kTilesAtOnce / 2>(
-      tiles * kTile, BoxShift(kTile), [] {},
-      [&](const float* parts, int first, int count) {
-        const float factor = block.shared.norm_factor[b];
-#pragma unroll 1
-        for (int i = threadIdx.x; i < count * B; i += kStepThreads) {
-          const int id = first_tile * kTile + first + i / B;
-          if (id >= a.shape.vocab) continue;
-          const float logit = block.SumParts(parts, i) * factor;
-          if (wanted) a.logits.At(b)[id] = logit;
-          best = max(best, KeyOf(logit, id, id < a.shape.vocab_limit && !Banned(sampling, id)));
-        }
-      });
-#pragma unroll
-  for (int offset = kWarp / 2; offset >= B; offset /= 2)
-    best = max(best, __shfl_xor_sync(kFullMask, best, offset));
-  if (block.lane < B) block.shared.keys[b][block.warp] = best;
-  block.Sync();
-  if (threadIdx.x >= B) return;
-#pragma unroll 1
-  for (int w = 0; w < kStepWarps; ++w) best = max(best, block.shared.keys[b][w]);
-  atomicMax(a.best + b, best);
-}
+  int first_tile = 0, tiles = 0;
 
+  __device__ __forceinline__ void Locate() {
+    first_tile = a.first_head_tile[blockIdx.x];
+    tiles = a.first_head_tile[blockIdx.x + 1] - first_tile;
+  }
+  __device__ __forceinline__ void TakeProducts(const float* parts, int first, int count) {
+    const int b = threadIdx.x % B;
+    const SamplingRow& sampling = a.sampling[b];
+    const bool wanted = sampling.temperature != 0.0f || sampling.keep_logits != 0;
+    const float factor = block.shared.norm_factor[b];
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * B; i += kStepThreads) {
+      const int id = first_tile * kTile + first + i / B;
+      if (id >= a.shape.vocab) continue;
+      const float logit = block.SumParts(parts, i) * factor;
+      if (wanted) a.logits.At(b)[id] = logit;
+      best = max(best, KeyOf(logit, id, id < a.shape.vocab_limit && !Banned(sampling, id)));
+    }
+  }
+  __device__ __forceinline__ void PutBest() {
+#pragma unroll
+    for (int offset = kWarp / 2; offset >= B; offset /= 2)
+      best = max(best, __shfl_xor_sync(kFullMask, best, offset));
+    if (block.lane < B) block.shared.keys[block.lane][block.warp] = best;
+    block.Sync();
+    if (threadIdx.x >= B) return;
+#pragma unroll 1
+    for (int w = 0; w < kStepWarps; ++w) best = max(best, block.shared.keys[threadIdx.x][w]);
+    atomicMax(a.best + threadIdx.x, best);
+  }
+};
+
+// Every layer's two halves multiply the stream, mix, multiply back and end with a hop; the head is
+// one more product of the stream. They share one loop, so that the code of the products is there
+// once: what does not fit in the instruction cache is slow.
 // D: head_dim of the attention layers. DK: the linear layers' head size, 0 for a model without any.
 template <int B, int D, int DK>
 struct Step {
+  enum class Half { kAttention, kLinear, kMlp, kHead };
+  static constexpr int kLinearDim = DK == 0 ? 64 : DK;
+
   const StepArguments& a;
   StepBlock<B>& block;
   AttentionMixer<B, D> attention{block, a.shares[0][block.cluster]};
-  LinearMixer<B, DK == 0 ? 64 : DK, DK == 0 ? 64 : DK> linear{block, a.shares[1][block.cluster]};
+  LinearMixer<B, kLinearDim, kLinearDim> linear{block, a.shares[1][block.cluster]};
+  Head<B> head{block};
   int stamps = 0;
 
   __device__ __forceinline__ void Stamp() {
@@ -130,15 +134,6 @@ struct Step {
     ++stamps;
   }
 
-  template <typename Mixer>
-  __device__ __forceinline__ void Mix(Mixer& mixer, const StepLayer& layer) {
-    mixer.Project(layer);
-    Stamp();
-    mixer.Mix(layer);
-    Stamp();
-    mixer.Output();
-    mixer.Finish();
-  }
   // Asks for what a layer reads besides weights, states and cache.
   __device__ __forceinline__ void Fetch(const StepLayer& layer) const {
     if (DK != 0 && layer.linear) {
@@ -146,6 +141,51 @@ struct Step {
     } else {
       attention.Fetch(layer);
     }
+  }
+
+  // What a half multiplies: rows of the stream's projection, in boxes of so many, some tiles
+  // between two barriers; and columns of the output matrix, 64 at once.
+  struct Sizes {
+    int rows, box_shift, tiles_at_once, slice_blocks;
+  };
+  __device__ __forceinline__ Sizes SizesOf(Half half, const Mlp<B>& mlp) const {
+    if (half == Half::kHead) return {head.tiles * kTile, BoxShift(kTile), kTilesAtOnce / 2, 0};
+    if (half == Half::kMlp)
+      return {2 * mlp.columns, BoxShift(a.shape.mlp_box_rows), kTilesAtOnce, mlp.share.units};
+    if (DK != 0 && half == Half::kLinear)
+      return {linear.rows, BoxShift(BoxRows(kLinearDim)), kTilesAtOnce,
+              linear.value_heads * kLinearDim / kBoxK};
+    return {attention.rows, BoxShift(BoxRows(D)), kTilesAtOnce, attention.share.heads * D / kBoxK};
+  }
+
+  __device__ __forceinline__ void MultiplyStream(Half half, const Sizes& sizes,
+                                                 const StepLayer& layer, const Mlp<B>& mlp) {
+    if (sizes.rows == 0) return;
+    block.MultiplyStream(
+        sizes.rows, sizes.tiles_at_once, sizes.box_shift,
+        [&] {
+          if (DK != 0 && half == Half::kLinear) linear.MultiplyGates();
+        },
+        [&](const float* parts, int first, int count) {
+          if (half == Half::kHead) {
+            head.TakeProducts(parts, first, count);
+          } else if (half == Half::kMlp) {
+            mlp.TakeProducts(parts);
+          } else if (DK != 0 && half == Half::kLinear) {
+            linear.TakeProducts(layer, parts, count);
+          } else {
+            attention.TakeProducts(layer, parts, count);
+          }
+        });
+  }
+
+  __device__ __forceinline__ void MultiplySlice(Half half, int blocks) {
+    if (blocks == 0) return block.PublishNothing();
+    block.template MultiplySlice<DK == 64 ? 1 : 2>(blocks, [&](int row, int k_block) {
+      return DK != 0 && half == Half::kLinear
+                 ? block.shared.linear.head_factor[row][k_block * kBoxK / kLinearDim]
+                 : 1.0f;
+    });
   }
 
   __device__ __forceinline__ void Run(const StepLayer* layers) {
@@ -156,35 +196,48 @@ struct Step {
     CommitFetches();
     block.Embed();
     Stamp();
-    // Every layer's two halves end with a hop; one loop over halves, so that its code is there
-    // once.
+    const int halves = 2 * a.shape.layers;
 #pragma unroll 1
-    for (int half = 0; half < 2 * a.shape.layers; ++half) {
-      const StepLayer& layer = layers[half / 2];
-      if (half % 2 == 0) {
-        block.FetchNorm(layer.mlp_norm);
-        if (DK != 0 && layer.linear) {
-          Mix(linear, layer);
-        } else {
-          Mix(attention, layer);
-        }
+    for (int i = 0;; ++i) {
+      const StepLayer& layer = layers[min(i / 2, a.shape.layers - 1)];
+      const Half half = i == halves               ? Half::kHead
+                        : i % 2 != 0              ? Half::kMlp
+                        : DK != 0 && layer.linear ? Half::kLinear
+                                                  : Half::kAttention;
+      Mlp<B> mlp{block, a.shares[layer.linear ? 1 : 0][block.cluster]};
+      if (half == Half::kHead) {
+        head.Locate();
       } else {
-        const bool last = half == 2 * a.shape.layers - 1;
-        block.FetchNorm(last ? a.final_norm : layers[half / 2 + 1].mixer_norm);
-        Mlp<B> mlp{block, a.shares[layer.linear ? 1 : 0][block.cluster]};
-        mlp.GateUp();
+        block.FetchNorm(half != Half::kMlp ? layer.mlp_norm
+                        : i == halves - 1  ? a.final_norm
+                                           : layers[i / 2 + 1].mixer_norm);
+      }
+      const Sizes sizes = SizesOf(half, mlp);
+      block.AwaitStream();
+      MultiplyStream(half, sizes, layer, mlp);
+      if (half == Half::kHead) break;
+      if (half == Half::kMlp) {
+        mlp.Mix();
+      } else {
         Stamp();
-        mlp.Down();
-        if (!last) {
-          block.Sync();  // the slice has been read
-          Fetch(layers[half / 2 + 1]);
+        if (DK != 0 && half == Half::kLinear) {
+          linear.Mix(layer);
+        } else {
+          attention.Mix(layer);
         }
+      }
+      Stamp();
+      MultiplySlice(half, sizes.slice_blocks);
+      if (DK != 0 && half == Half::kLinear) linear.GiveBack();
+      if (half == Half::kMlp && i < halves - 1) {
+        block.Sync();  // the slice has been read
+        Fetch(layers[i / 2 + 1]);
       }
       CommitFetches();
       block.Hop();
       Stamp();
     }
-    Head(block);
+    head.PutBest();
     Stamp();
     if (blockIdx.x == 0 && threadIdx.x == 0) ++*a.turn;
   }
@@ -192,7 +245,7 @@ struct Step {
 
 // Where the dynamic shared memory's parts begin, from an address that is a multiple of 1024.
 template <int B>
-constexpr int kStepRingBytes = kRingSlots<B>* kSlotStride;
+constexpr int kStepRingBytes = kRingSlots<B>* SlotStride(B);
 template <int B>
 constexpr int kStepSharedBytes = (sizeof(StepShared<B>) + 15) / 16 * 16;
 
@@ -202,6 +255,7 @@ template <int B, int D, int DK>
 __global__ void __launch_bounds__(kStepBlock, 1)
     PersistentStepKernel(const __grid_constant__ StepArguments a) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();  // the sampler may take its place and wait there
   extern __shared__ char raw[];
   char* ring = raw + (1024 - SharedAddress(raw) % 1024) % 1024;
   auto& shared = *reinterpret_cast<StepShared<B>*>(ring + kStepRingBytes<B>);
@@ -211,11 +265,12 @@ __global__ void __launch_bounds__(kStepBlock, 1)
       InitBarrier(shared.full + i, 1);
       InitBarrier(shared.empty + i, kStepWarps);
     }
-    for (uint64_t* b :
-         {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready, &shared.merge_ready,
-          &shared.inputs_ready, &shared.gates_full, &shared.gates_empty}) {
+    for (uint64_t* b : {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready,
+                        &shared.merge_ready, &shared.inputs_ready, &shared.gates_full}) {
       InitBarrier(b, 1);
     }
+    InitBarrier(&shared.gates_empty, kTakeTurns<B> ? 1 : kGroups);
+    for (int& items : shared.states_done) items = 0;
     FenceBarrierInit();
   }
   __syncthreads();
@@ -230,6 +285,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
 #pragma unroll 1
     for (int i = threadIdx.x; i < words; i += kStepThreads)
       reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(a.layers)[i];
+    cudaGridDependencySynchronize();  // for the step's inputs
     TakeInputs<B>(a, shared, static_cast<int>(ClusterRank()));
     NamedBarrier(kConsumerBarrier, kStepThreads);
     if (threadIdx.x == 0) Arrive(&shared.inputs_ready);
@@ -254,12 +310,14 @@ int SharedBytes(const StepArguments& a) {
 }
 
 template <int B>
-cudaLaunchConfig_t Configuration(const StepArguments& a, cudaLaunchAttribute (&attributes)[2],
+cudaLaunchConfig_t Configuration(const StepArguments& a, cudaLaunchAttribute (&attributes)[3],
                                  cudaStream_t stream) {
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {kRanks, 1, 1};
   attributes[1].id = cudaLaunchAttributeCooperative;
   attributes[1].val.cooperative = 1;
+  attributes[2].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[2].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(std::max(a.shape.clusters, 1) * kRanks);
   config.blockDim = dim3(kStepBlock);
@@ -282,7 +340,7 @@ auto WithKernel(const StepShape& shape, Use use) {
 template <int B>
 int CountClustersOf(const StepArguments& a) {
   return WithKernel<B>(a.shape, [&](auto kernel) {
-    cudaLaunchAttribute attributes[2];
+    cudaLaunchAttribute attributes[3];
     cudaLaunchConfig_t config = Configuration<B>(a, attributes, nullptr);
     config.numAttrs = 1;
     int clusters = 0;
@@ -300,10 +358,11 @@ int CountClustersOf(const StepArguments& a) {
 }
 
 template <int B>
-void LaunchStepOf(const StepArguments& a, cudaStream_t stream) {
+void LaunchStepOf(const StepArguments& a, cudaStream_t stream, bool overlap) {
   WithKernel<B>(a.shape, [&](auto kernel) {
-    cudaLaunchAttribute attributes[2];
-    const cudaLaunchConfig_t config = Configuration<B>(a, attributes, stream);
+    cudaLaunchAttribute attributes[3];
+    cudaLaunchConfig_t config = Configuration<B>(a, attributes, stream);
+    config.numAttrs = overlap ? 3 : 2;
     Check(cudaLaunchKernelEx(&config, kernel, a), "launching the persistent kernel");
   });
 }

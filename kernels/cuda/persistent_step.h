@@ -19,21 +19,37 @@ constexpr int kRanks = 16;       // blocks of a cluster
 constexpr int kMaxClusters = 8;  // whose sums one word takes, two from each
 constexpr int kStepWarps = 8;    // that compute
 constexpr int kStepThreads = kStepWarps * kWarp;
-constexpr int kMaxStepRows = 4;  // rows of x in one pass
+constexpr int kMaxStepRows = 8;  // rows of x in one pass: 1, 2, 4 or 8
 constexpr int kBoxK = 64;        // elements of K in a copied box: 128 bytes
 constexpr int kTile = 16;        // rows of a weight that a warp multiplies at once
 constexpr int kMaxStepHidden = 1024;
 constexpr int kMixerFloats = 1024;  // a row's queries, keys and values, of one cluster
 constexpr int kMaxRotaryHalf = 64;
-constexpr int kMaxSliceK = 768;  // of a mixer's or an MLP's output inside one cluster
+constexpr int kMaxSliceK = 768;        // of a mixer's or an MLP's output inside one cluster
+constexpr int kMaxLinearSliceK = 512;  // of a linear layer's
+constexpr int kBoxGap = 512;           // before every second box of four rows, for other banks
+constexpr int kMaxStepLayers = 31;     // whose tables fit beside the activations
+constexpr int kMaxPassHeads = 2;       // query heads of a cluster: none, one or both
+constexpr int kMaxValueHeads = 8;      // value heads of a cluster
+
+// A slot of the ring, in a pass of so many rows: the activations of eight leave room for less.
+// Besides its bytes, how many 64 elements of K it has of kTile whole rows, and of a rank's rows of
+// an output matrix.
 constexpr int kSlotBytes = 32 << 10;
-constexpr int kBoxGap = 512;    // before every second box of four rows, for other banks
-constexpr int kSlotBlocks = 4;  // of an output matrix, 64 columns each
-constexpr int kSlotStride = kSlotBytes + 2 * kBoxGap;
-constexpr int kSlotsInFlight = 2, kMostSlotsInFlight = 4;
-constexpr int kMaxStepLayers = 31;  // whose tables fit beside the activations of four rows
-constexpr int kMaxPassHeads = 2;    // query heads of a cluster: none, one or both
-constexpr int kMaxValueHeads = 8;   // value heads of a cluster
+__host__ __device__ constexpr int SlotBytes(int rows) {
+  return rows == 8 ? kSlotBytes / 2 : kSlotBytes;
+}
+__host__ __device__ constexpr int SlotStride(int rows) { return SlotBytes(rows) + 2 * kBoxGap; }
+__host__ __device__ constexpr int SlotColumns(int rows) {
+  return SlotBytes(rows) / (kTile * kBoxK * 2);
+}
+__host__ __device__ constexpr int SlotBlocks(int rows) {
+  return SlotBytes(rows) / (kMaxStepHidden / kRanks * kBoxK * 2);
+}
+// How many a block asks for at once.
+__host__ __device__ constexpr int SlotsInFlight(int rows) {
+  return 2 * (kSlotBytes / SlotBytes(rows));
+}
 
 // One request of the tensor engine. `bytes` is what the slot waits for in all, in its first request
 // alone; zero in the others. With map kCopyCache it stands for the keys and values that the block
@@ -96,7 +112,7 @@ struct StepArguments {
   StepShape shape;
   ClusterShare shares[2][kMaxClusters];  // attention, linear
   // How many slots each cluster's blocks ask for at once before the head, where all ask for
-  // kSlotsInFlight: enough to keep the memory busy. More would only lengthen the queues in which
+  // SlotsInFlight: enough to keep the memory busy. More would only lengthen the queues in which
   // the clusters' words and the few loads wait, but for clusters with more to read than the others,
   // which wait for them.
   int in_flight[kMaxClusters];

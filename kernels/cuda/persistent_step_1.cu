@@ -4,6 +4,6 @@
 namespace qwend::cuda {
 
 template int CountClustersOf<1>(const StepArguments& a);
-template void LaunchStepOf<1>(const StepArguments& a, cudaStream_t stream);
+template void LaunchStepOf<1>(const StepArguments& a, cudaStream_t stream, bool overlap);
 
 }  // namespace qwend::cuda

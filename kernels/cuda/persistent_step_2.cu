@@ -4,6 +4,6 @@
 namespace qwend::cuda {
 
 template int CountClustersOf<2>(const StepArguments& a);
-template void LaunchStepOf<2>(const StepArguments& a, cudaStream_t stream);
+template void LaunchStepOf<2>(const StepArguments& a, cudaStream_t stream, bool overlap);
 
 }  // namespace qwend::cuda

@@ -5,6 +5,6 @@
 namespace qwend::cuda {
 
 template int CountClustersOf<4>(const StepArguments& a);
-template void LaunchStepOf<4>(const StepArguments& a, cudaStream_t stream);
+template void LaunchStepOf<4>(const StepArguments& a, cudaStream_t stream, bool overlap);
 
 }  // namespace qwend::cuda

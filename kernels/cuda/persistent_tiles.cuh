@@ -7,56 +7,45 @@
 
 namespace qwend::cuda {
 
-// 64 elements of K of all columns, as the product's second operand.
+// 64 elements of K of eight columns from `first` on, four rows of x, as the product's second
+// operand. Of fewer rows than four the columns come again.
+using Columns = uint32_t[4][2];
 template <int B>
-using Columns = uint32_t[kColumnTiles<B>][4][2];
-template <int B>
-__device__ __forceinline__ void LoadColumns(Columns<B>& x, const bf16* columns, int stride, int k) {
+__device__ __forceinline__ void LoadColumns(Columns& x, const bf16* columns, int stride, int first,
+                                            int k) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
-  for (int n = 0; n < kColumnTiles<B>; ++n) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t r[4];
-      LoadMatrix4(r, columns + (8 * n + lane % 8) % (2 * B) * stride + k + i * 32 + lane / 8 * 8);
-      x[n][2 * i][0] = r[0];
-      x[n][2 * i][1] = r[1];
-      x[n][2 * i + 1][0] = r[2];
-      x[n][2 * i + 1][1] = r[3];
-    }
+  for (int i = 0; i < 2; ++i) {
+    uint32_t r[4];
+    LoadMatrix4(r, columns + (first + lane % 8) % (2 * B) * stride + k + i * 32 + lane / 8 * 8);
+    x[2 * i][0] = r[0];
+    x[2 * i][1] = r[1];
+    x[2 * i + 1][0] = r[2];
+    x[2 * i + 1][1] = r[3];
   }
 }
 
-template <int B>
-__device__ __forceinline__ void Clear(Columns<B>& x) {
+__device__ __forceinline__ void Clear(Columns& x) {
 #pragma unroll
-  for (int n = 0; n < kColumnTiles<B>; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[n][i][0] = x[n][i][1] = 0;
-  }
+  for (int i = 0; i < 4; ++i) x[i][0] = x[i][1] = 0;
 }
 
 // 16 rows of a weight times 64 elements of K, added to `c`; `row` is where this lane's row of the
 // tile begins. Four sums run side by side.
 using Weights64 = uint32_t[4][4];
-template <int B>
-using Sums = float[kColumnTiles<B>][4][4];
+using Sums = float[4][4];
 __device__ __forceinline__ void LoadTile(Weights64& w, const char* row) {
   const int lane = threadIdx.x % kWarp;
   const uint32_t swizzle = SharedAddress(row) >> 7 & 7;
 #pragma unroll
   for (int s = 0; s < 4; ++s) LoadMatrix4(w[s], row + ((2 * s + lane / 16) ^ swizzle) * 16);
 }
-template <int B>
-__device__ __forceinline__ void MultiplyTile(Sums<B>& c, const Weights64& w, const Columns<B>& x) {
+__device__ __forceinline__ void MultiplyTile(Sums& c, const Weights64& w, const Columns& x) {
 #pragma unroll
-  for (int n = 0; n < kColumnTiles<B>; ++n) {
-#pragma unroll
-    for (int s = 0; s < 4; ++s) MmaBf16(c[n][s], w[s], x[n][s][0], x[n][s][1]);
-  }
+  for (int s = 0; s < 4; ++s) MmaBf16(c[s], w[s], x[s][0], x[s][1]);
 }
-// Lane (g, t) has the sums of rows g and g + 8 for row t of x, of four rows from 4 * n on.
-__device__ __forceinline__ float2 Total(const float (&c)[4][4]) {
+// Lane (g, t) has the sums of rows g and g + 8 for row t of the four rows of x.
+__device__ __forceinline__ float2 Total(const Sums& c) {
   float v[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = (c[0][i] + c[1][i]) + (c[2][i] + c[3][i]);

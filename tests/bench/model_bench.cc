@@ -275,7 +275,8 @@ class Bench {
   double TimeProgram(std::span<const OpCall> calls, DecodePlan plan) {
     const int runs = options_.backend == "cuda" ? 20 : 1;
     std::string why_not;
-    const std::unique_ptr<Program> program = CompileStep(backend_, plan, calls, why_not);
+    const std::unique_ptr<Program> program =
+        CompileStep(backend_, plan, calls, /*port=*/nullptr, why_not);
     Require(program != nullptr, "timing the step alone: ", why_not);
     program->Run();
     backend_.Synchronize();

@@ -83,8 +83,9 @@ class FakeBackend : public Backend {
     cpu_->CopyToHost(to, from, bytes);
   }
   void Zero(void* at, int64_t bytes) override { cpu_->Zero(at, bytes); }
-  std::unique_ptr<Readback> MakeReadback(int64_t bytes) override {
-    return cpu_->MakeReadback(bytes);
+  std::unique_ptr<StepPort> MakeStepPort(void* inputs, int64_t input_bytes, const void* outputs,
+                                         int64_t output_bytes) override {
+    return cpu_->MakeStepPort(inputs, input_bytes, outputs, output_bytes);
   }
   int64_t PackedBytes(DType dtype, int64_t rows, int64_t cols) const override {
     return cpu_->PackedBytes(dtype, rows, cols);
@@ -94,25 +95,26 @@ class FakeBackend : public Backend {
   void Synchronize() override { cpu_->Synchronize(); }
   double MeasureReadBandwidth() override { return cpu_->MeasureReadBandwidth(); }
 
-  std::unique_ptr<Program> Compile(std::span<const OpCall> calls) override {
+  std::unique_ptr<Program> Compile(std::span<const OpCall> calls, StepPort* port) override {
     ++fake_.fused_compiled;
-    return std::make_unique<SlowProgram>(Compiled(calls), fake_.fused_delay, fake_.fused_runs);
+    return std::make_unique<SlowProgram>(Compiled(calls, port), fake_.fused_delay,
+                                         fake_.fused_runs);
   }
-  std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls,
+  std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls, StepPort* port,
                                              std::string& why_not) override {
     ++fake_.persistent_compiled;
     if (RowsOf(calls) > fake_.most_rows) {
       why_not = "the device is too small";
       return nullptr;
     }
-    return std::make_unique<SlowProgram>(Compiled(calls), fake_.persistent_delay,
+    return std::make_unique<SlowProgram>(Compiled(calls, port), fake_.persistent_delay,
                                          fake_.persistent_runs);
   }
 
  private:
   // Runs once, as on CUDA.
-  std::unique_ptr<Program> Compiled(std::span<const OpCall> calls) {
-    std::unique_ptr<Program> program = cpu_->Compile(calls);
+  std::unique_ptr<Program> Compiled(std::span<const OpCall> calls, StepPort* port) {
+    std::unique_ptr<Program> program = cpu_->Compile(calls, port);
     program->Run();
     return program;
   }
@@ -181,10 +183,11 @@ class PaperBackend : public FakeBackend {
  public:
   PaperBackend(Fake& fake, double& clock, double fused, double persistent_row)
       : FakeBackend(fake), clock_(clock), fused_(fused), persistent_row_(persistent_row) {}
-  std::unique_ptr<Program> Compile(std::span<const OpCall>) override {
+  std::unique_ptr<Program> Compile(std::span<const OpCall>, StepPort*) override {
     return std::make_unique<PaperProgram>(clock_, fused_);
   }
-  std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls, std::string&) override {
+  std::unique_ptr<Program> CompilePersistent(std::span<const OpCall> calls, StepPort*,
+                                             std::string&) override {
     return std::make_unique<PaperProgram>(clock_, RowsOf(calls) * persistent_row_);
   }
 
@@ -218,7 +221,8 @@ TEST(DecodePlanChoice, AutoSumsTheTimeARowOverTheBuckets) {
     double clock = 0;
     PaperBackend backend(fake, clock, 8e-3, c.persistent_milliseconds * 1e-3);
     const auto decode = CompileDecode(
-        backend, DecodePlan::kAuto, lists, c.buckets, [](size_t) {}, [&] { return clock; });
+        backend, DecodePlan::kAuto, lists, c.buckets, /*port=*/nullptr, [](size_t) {},
+        [&] { return clock; });
     ASSERT_TRUE(decode.ok()) << decode.status();
     const DecodePlanChoice& choice = decode->choice;
     EXPECT_EQ(choice.plan, c.plan) << choice.ToString();

@@ -33,10 +33,12 @@ class PaperBackend : public Backend {
   void CopyToDevice(void*, const void*, int64_t) override {}
   void CopyToHost(void*, const void*, int64_t) override {}
   void Zero(void*, int64_t) override {}
-  std::unique_ptr<Readback> MakeReadback(int64_t) override { return nullptr; }
+  std::unique_ptr<StepPort> MakeStepPort(void*, int64_t, const void*, int64_t) override {
+    return nullptr;
+  }
   TensorView Pack(const TensorView&, void*) override { return {}; }
   void Run(const Op&) override {}
-  std::unique_ptr<Program> Compile(std::span<const OpCall>) override { return nullptr; }
+  std::unique_ptr<Program> Compile(std::span<const OpCall>, StepPort*) override { return nullptr; }
   void Synchronize() override {}
   double MeasureReadBandwidth() override { return 0; }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -141,6 +142,114 @@ TEST(CpuBackend, ProgramsReadTheirInputsAtEachRun) {
                          .partials = {}});
   backend->Synchronize();
   EXPECT_EQ(out, (std::vector<float>{6, -3}));
+}
+
+using Four = std::vector<float>;
+
+// a += b, with a port to both; the outputs are a.
+class CpuStepPort : public testing::Test {
+ protected:
+  static constexpr int64_t kHalf = 16, kAll = 32;  // bytes
+  CpuStepPort() {
+    const OpCall add{ops::ResidualAdd{.out = View(0), .a = View(0), .b = View(4)}, "add", -1};
+    program_ = backend_->Compile({&add, 1}, port_.get());
+  }
+  TensorView View(int first) { return TensorView::Of(region_.data() + first, DType::kF32, {1, 4}); }
+  // All of a is `a`, all of b is `b`.
+  void Put(float a, float b, int64_t begin, int64_t end) {
+    std::vector<float> image = {a, a, a, a, b, b, b, b};
+    port_->Put(image.data(), begin, end);
+    std::fill(image.begin(), image.end(), -1.0f);  // the port has copied it
+  }
+  const float* Next() { return static_cast<const float*>(port_->Collect()); }
+  Four Collect() {
+    const float* next = Next();
+    return {next, next + 4};
+  }
+
+  const std::unique_ptr<Backend> backend_ = MakeCpuBackend(1);
+  std::vector<float> region_ = std::vector<float>(8);
+  const std::unique_ptr<StepPort> port_ =
+      backend_->MakeStepPort(region_.data(), kAll, region_.data(), kHalf);
+  std::unique_ptr<Program> program_;
+};
+
+TEST_F(CpuStepPort, ARunTakesWhatWasPutAndLeavesItsOutputs) {
+  Put(1, 10, 0, kAll);
+  EXPECT_EQ(region_, std::vector<float>(8)) << "taken before the run";
+  program_->Run();
+  EXPECT_EQ(Collect(), Four(4, 11));
+  Put(-1, 20, kHalf, kAll);  // a stays as the step before left it
+  EXPECT_EQ(program_->RunTimed().size(), 1u);
+  EXPECT_EQ(Collect(), Four(4, 31));
+  Put(5, -1, 0, kHalf);
+  program_->Run();
+  EXPECT_EQ(Collect(), Four(4, 25));
+  Put(-1, -1, kHalf, kHalf);  // nothing new, but outputs
+  program_->Run();
+  EXPECT_EQ(Collect(), Four(4, 45));
+}
+
+TEST_F(CpuStepPort, StepsInFlightKeepTheirOrder) {
+  Put(0, 1, 0, kAll);
+  program_->Run();
+  Put(0, 2, kHalf, kAll);
+  program_->Run();
+  const float* first = Next();
+  const float* second = Next();
+  // Both put before either ran.
+  Put(100, 3, 0, kAll);
+  Put(0, 4, kHalf, kAll);
+  program_->Run();
+  program_->Run();
+  EXPECT_EQ(Four(first, first + 4), Four(4, 1)) << "did not stay";
+  EXPECT_EQ(Four(second, second + 4), Four(4, 3)) << "did not stay";
+  EXPECT_EQ(Collect(), Four(4, 103));
+  EXPECT_EQ(Collect(), Four(4, 107));
+}
+
+TEST_F(CpuStepPort, ARunForWhichNothingWasPutKeepsTheInputsAndLeavesNothing) {
+  region_ = {1, 1, 1, 1, 2, 2, 2, 2};
+  program_->Run();
+  EXPECT_THROW(Collect(), std::invalid_argument);
+  Put(0, 10, kHalf, kAll);
+  program_->Run();
+  program_->Run();
+  EXPECT_EQ(Collect(), Four(4, 13));
+  EXPECT_THROW(Collect(), std::invalid_argument);
+  EXPECT_EQ(region_, std::vector<float>({23, 23, 23, 23, 10, 10, 10, 10}));
+  Put(0, 0, 0, kAll);
+  EXPECT_THROW(Collect(), std::invalid_argument) << "it was not run";
+  program_->Run();
+  EXPECT_EQ(Collect(), Four(4, 0));
+}
+
+TEST_F(CpuStepPort, HoldsAFewStepsAndRefusesMore) {
+  for (int i = 1; i <= StepPort::kPlaces; ++i) {
+    Put(0, static_cast<float>(i), i == 1 ? 0 : kHalf, kAll);
+    program_->Run();
+  }
+  EXPECT_THROW(Put(0, 50, 0, kAll), std::invalid_argument);
+  EXPECT_EQ(Collect(), Four(4, 1));
+  Put(0, 5, kHalf, kAll);
+  EXPECT_THROW(Put(0, 50, 0, kAll), std::invalid_argument);
+  program_->Run();
+  for (const float want : {3, 6, 10, 15}) EXPECT_EQ(Collect(), Four(4, want));
+  EXPECT_THROW(Collect(), std::invalid_argument);
+}
+
+TEST_F(CpuStepPort, RefusesBytesThatItHasNot) {
+  for (const auto& [begin, end] :
+       {std::pair<int64_t, int64_t>{-16, 16}, {0, 48}, {16, 0}, {4, 16}, {0, 20}}) {
+    EXPECT_THROW(Put(0, 0, begin, end), std::invalid_argument) << begin << " to " << end;
+  }
+  program_->Run();
+  EXPECT_THROW(Collect(), std::invalid_argument) << "a refused step counted";
+  float* const at = region_.data();
+  EXPECT_THROW(backend_->MakeStepPort(at, 20, at, 16), std::invalid_argument);
+  EXPECT_THROW(backend_->MakeStepPort(at + 1, 16, at, 16), std::invalid_argument);
+  EXPECT_THROW(backend_->MakeStepPort(at, 16, at, 0), std::invalid_argument);
+  EXPECT_THROW(backend_->MakeStepPort(at, 16, at, 6), std::invalid_argument);
 }
 
 TEST(CpuBackend, MeasuresAPlausibleReadBandwidth) {

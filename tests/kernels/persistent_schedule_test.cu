@@ -133,12 +133,12 @@ class FakeModel {
   const TensorView hidden_;
 };
 
-class Schedule : public testing::TestWithParam<std::tuple<Dims, int>> {};
+class Schedule : public testing::TestWithParam<std::tuple<Dims, int, int>> {};
 
 TEST_P(Schedule, CopiesEveryWeightOnceForWhoeverMultipliesIt) {
-  const auto& [dims, clusters] = GetParam();
+  const auto& [dims, clusters, pass_rows] = GetParam();
   const FakeModel model(dims);
-  const StepSchedule s = MakeStepSchedule(ReadStepModel(model.calls), clusters);
+  const StepSchedule s = MakeStepSchedule(ReadStepModel(model.calls), clusters, pass_rows);
   const int blocks = clusters * kRanks;
   ASSERT_EQ(s.first_command.size(), static_cast<size_t>(blocks + 1));
   ASSERT_EQ(s.first_head_tile.back(), (dims.vocab + 15) / 16);
@@ -167,7 +167,7 @@ TEST_P(Schedule, CopiesEveryWeightOnceForWhoeverMultipliesIt) {
       if (c.offset >= kToGates) {
         EXPECT_LE(c.offset - kToGates + bytes, 2 * kMaxValueHeads * kBoxK * 2);
       } else {
-        EXPECT_LE(c.offset + bytes, kSlotStride);
+        EXPECT_LE(c.offset + bytes, SlotStride(pass_rows));
       }
       for (int row = c.row; row < c.row + map.rows && row < map.tensor.rows(); ++row) {
         for (int k = c.k_block; k < c.k_block + map.k_blocks; ++k)
@@ -204,9 +204,9 @@ TEST_P(Schedule, CopiesEveryWeightOnceForWhoeverMultipliesIt) {
 }
 
 TEST_P(Schedule, SharesOutEveryHeadAndColumn) {
-  const auto& [dims, clusters] = GetParam();
+  const auto& [dims, clusters, pass_rows] = GetParam();
   const FakeModel model(dims);
-  const StepSchedule s = MakeStepSchedule(ReadStepModel(model.calls), clusters);
+  const StepSchedule s = MakeStepSchedule(ReadStepModel(model.calls), clusters, pass_rows);
   for (const bool linear : {false, true}) {
     if (linear && dims.key_heads == 0) continue;
     int heads = 0, units = 0;
@@ -224,12 +224,12 @@ TEST_P(Schedule, SharesOutEveryHeadAndColumn) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Schedule,
                          testing::Combine(testing::Values(kQwen35, kArticle, kDemo, kSmall),
-                                          testing::Values(7, 8)));
+                                          testing::Values(7, 8), testing::Values(4, 8)));
 
-std::string Refused(const Dims& dims, int clusters = 7) {
+std::string Refused(const Dims& dims, int clusters = 7, int pass_rows = 4) {
   const FakeModel model(dims);
   try {
-    MakeStepSchedule(ReadStepModel(model.calls), clusters);
+    MakeStepSchedule(ReadStepModel(model.calls), clusters, pass_rows);
   } catch (const Refusal& refusal) {
     return refusal.why;
   }
