@@ -212,7 +212,7 @@ class ModelRunnerImpl final : public ModelRunner, private StepQueue {
                                          const OpObserver& observer) override {
     Require(!ahead_, "DecodeEagerly: the runner decodes ahead; make one with decode_ahead off");
     const size_t index = BucketIndex(rows);
-    inputs_->Copy(inputs_->Decode(rows, sizes_.buckets[index], /*tokens_on_device=*/false));
+    inputs_->CopyToDevice(inputs_->Decode(rows, sizes_.buckets[index], /*tokens_on_device=*/false));
     RunObserved(decode_lists_[index], observer);
     tokens_.resize(rows.size());
     backend_.CopyToHost(tokens_.data(), workspace_.inputs,

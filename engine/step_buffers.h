@@ -118,8 +118,8 @@ struct Workspace {
 
 Workspace LayOutWorkspace(const ModelSpec& spec, const StepSizes& sizes, MemoryCursor& cursor);
 
-// What a step of T rows and S sequences reads, cut from one region, so that one copy brings all of
-// it over. The host's image of the region and the device's differ in their base alone.
+// What a step of T rows and S sequences reads, cut from one region, so that it goes over in one
+// piece. The host's image of the region and the device's differ in their base alone.
 struct StepInputs {
   TensorView token_ids;  // i32 [T]; first, and decode's sampler leaves the next step's ids there
   TensorView sampling;   // u8 [S, sizeof(SamplingRow)]

@@ -50,7 +50,7 @@ StepInputs StepInputWriter::Prefill(const PrefillChunk& chunk) {
   for (int i = 0; i < rows; ++i) {
     SetRow(host, i, 0, chunk.tokens[i], chunk.start_position + i);
   }
-  Copy({.image = host_.get(), .end = host.bytes});
+  CopyToDevice({.image = host_.get(), .end = host.bytes});
   return LayOutInputs(sizes_, rows, 1, device_);
 }
 
@@ -77,7 +77,7 @@ WrittenInputs StepInputWriter::Decode(std::span<const DecodeRow> rows, int bucke
           .mean_length = lengths / static_cast<double>(rows.size())};
 }
 
-void StepInputWriter::Copy(const WrittenInputs& inputs) {
+void StepInputWriter::CopyToDevice(const WrittenInputs& inputs) {
   backend_.CopyToDevice(static_cast<char*>(device_) + inputs.begin,
                         static_cast<const char*>(inputs.image) + inputs.begin,
                         inputs.end - inputs.begin);
@@ -91,7 +91,7 @@ void StepInputWriter::Rehearse(int bucket) {
   const DecodeRow row{.sequence = {.pages = pages, .state_slot = sizes_.dummy_slot()},
                       .position = positions - 1,
                       .sampling = {}};
-  Copy(Decode(std::vector<DecodeRow>(bucket, row), bucket, /*tokens_on_device=*/false));
+  CopyToDevice(Decode(std::vector<DecodeRow>(bucket, row), bucket, /*tokens_on_device=*/false));
 }
 
 }  // namespace qwend

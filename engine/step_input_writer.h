@@ -12,7 +12,7 @@
 
 namespace qwend {
 
-// Bytes [begin, end) of an image of the step's inputs. Stays until the writer's next call.
+// A step's inputs, bytes [begin, end) of an image of all. Stay until the writer's next call.
 struct WrittenInputs {
   const void* image = nullptr;
   int64_t begin = 0, end = 0;
@@ -34,7 +34,7 @@ class StepInputWriter {
   // before left them.
   WrittenInputs Decode(std::span<const DecodeRow> rows, int bucket, bool tokens_on_device);
   // Sends them by a copy, in order with the steps.
-  void Copy(const WrittenInputs& inputs);
+  void CopyToDevice(const WrittenInputs& inputs);
 
   // A decode of `bucket` rows that belong to nobody, each at the end of up to 1,024 positions,
   // copied to the device: they read the pool's first pages and write the dummy page and slot alone.

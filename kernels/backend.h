@@ -78,13 +78,15 @@ struct BackendInfo {
 // own. A port has a region of inputs and one of outputs; a program that was compiled with it takes,
 // before its first operator, the oldest inputs that were put and not yet taken, and leaves its
 // outputs after its last. A run for which nothing was put keeps the device's inputs and leaves
-// nothing. Several programs may share a port, which must outlive them.
+// nothing. Several programs may share a port, which must outlive them and what they have queued.
+// After a DeviceError from Put, Run or Collect a port is of no more use.
 class StepPort {
  public:
   static constexpr int kPlaces = 4;  // steps that may be put and not yet collected
   virtual ~StepPort() = default;
-  // For the next run: bytes [begin, end) of the inputs, copied at once from the same bytes of
-  // `image`; the other bytes stay as they are on the device. Both are multiples of 16.
+  // For the next run that has none yet: bytes [begin, end) of the inputs, copied at once from the
+  // same bytes of `image`; the other bytes stay as they are on the device. Both are multiples
+  // of 16.
   virtual void Put(const void* image, int64_t begin, int64_t end) = 0;
   // The outputs of the oldest step that was put and run and not yet collected; waits for them. They
   // stay until kPlaces more steps were run.
@@ -118,7 +120,7 @@ class Backend {
   // Waits for everything queued before it, and returns when the bytes are there.
   virtual void CopyToHost(void* to_host, const void* from, int64_t bytes) = 0;
   virtual void Zero(void* at, int64_t bytes) = 0;
-  // Of regions of device memory: the inputs' of 16-byte words, the outputs' of 4-byte words.
+  // Both regions are device memory; `inputs` takes whole 16 bytes, `outputs` whole 4 bytes.
   virtual std::unique_ptr<StepPort> MakeStepPort(void* inputs, int64_t input_bytes,
                                                  const void* outputs, int64_t output_bytes) = 0;
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include "kernels/cuda/bandwidth.h"
 #include "kernels/cuda/capture.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/cuda/host_copy.h"
 #include "kernels/cuda/persistent_program.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/cuda/step_port.h"
@@ -69,8 +67,8 @@ class CudaProgram : public Program {
   template <typename Between>
   void RunEach(std::span<const OpCall> calls, Between between) {
     LaunchContext ctx = ctx_;
-    // Some kernels read inputs before they wait, so none may begin while the port's first kernel
-    // still writes them; none does when the first operator does not.
+    // Some kernels read inputs before they wait. The first operator begins only when the port's
+    // first kernel, which writes them, has ended, and those behind it begin no earlier.
     ctx.begin_early = port_ == nullptr;
     between(0);
     for (size_t i = 0; i < calls.size(); ++i) {
@@ -108,7 +106,6 @@ class CudaBackend : public Backend {
     BindThread();
     Check(cudaGetDeviceProperties(&properties_, device), "reading the device's properties");
     stream_ = MakeStream();
-    uploads_.emplace(stream_.get());
     workspace_ = Allocate(kWorkspaceBytes);
     ctx_ = {stream_.get(), properties_.multiProcessorCount, properties_.major >= 9,
             workspace_.data()};
@@ -148,7 +145,6 @@ class CudaBackend : public Backend {
   }
 
   void CopyToDevice(void* to, const void* from_host, int64_t bytes) override {
-    if (IsSmallCopy(to, from_host, bytes)) return uploads_->Copy(to, from_host, bytes);
     Check(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, stream_.get()),
           "copying to the device");
   }
@@ -199,7 +195,6 @@ class CudaBackend : public Backend {
   const int device_;
   cudaDeviceProp properties_{};
   Stream stream_;
-  std::optional<Uploads> uploads_;
   Buffer workspace_;
   LaunchContext ctx_;
   int64_t allocations_ = 0;

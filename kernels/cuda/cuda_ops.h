@@ -23,7 +23,7 @@ struct LaunchContext {
   bool overlap =
       false;  // the device knows programmatic dependent launch (compute capability 9.0 on)
   void* workspace = nullptr;  // kWorkspaceBytes of device memory
-  bool begin_early = true;    // with `overlap`: a kernel may begin beside the one before it
+  bool begin_early = true;    // of the next launch, with `overlap`: beside the kernel before it
 };
 
 // The last kCounterBytes are counters, zero between kernels; the rest is any kernel's to use.

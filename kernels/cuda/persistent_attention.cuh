@@ -72,21 +72,22 @@ struct AttentionMixer {
     float values[kHeads][kPer] = {};
   };
 
-  // The next `count` positions, whose slots are there when the first of them is.
+  // The next `count` positions. A chunk's slots are there when the first of them is.
   template <int Chunks>
   __device__ __forceinline__ void AttendTo(int count, const float (&q)[kHeads][kPer],
                                            Sums& sums) const {
     constexpr int kPositions = kAtOnce * Chunks, kSlots = kSlotsOfChunk<B> * Chunks;
     constexpr int kOfSlot = kPositions / kSlots;
-    block.AwaitSlot();
     int slots[kSlots];
-    slots[0] = block.slot;
-    block.SkipSlots(1);
 #pragma unroll
-    for (int i = 1; i < kSlots; ++i) {
-      const bool has = i * kSlotPositions<B, D> < count;
-      slots[i] = has ? block.slot : slots[i - 1];
-      if (has) block.SkipSlots(1);
+    for (int i = 0; i < kSlots; ++i) {
+      if (i > 0 && i * kSlotPositions<B, D> >= count) {
+        slots[i] = slots[i - 1];
+        continue;
+      }
+      if (i % kSlotsOfChunk<B> == 0) block.AwaitSlot();
+      slots[i] = block.slot;
+      block.SkipSlots(1);
     }
     const int first = block.warp * kSub + sub;
     float scores[kHeads * kPositions];

@@ -70,10 +70,10 @@ struct Copier {
   }
 
   // What the block attends to in a layer: slots of keys in the first half and values in the second.
-  // Those that are attended to at once all count as the first one's.
+  // Those of a chunk all count as the first one's.
   __device__ __forceinline__ void CopyCache(const StepLayer& layer) {
     constexpr int kPositions = kSlotPositions<B, D>;
-    constexpr int kSlots = kSlotsOfChunk<B> * kChunksAtOnce<D>;
+    constexpr int kSlots = kSlotsOfChunk<B>;
     static_assert(kSlots <= kMostInFlight<B> && kSlots <= SlotsInFlight(B));
     const int cluster = blockIdx.x / kRanks;
     const int kv_head = a.shares[0][cluster].first_head / a.shape.group;

@@ -241,7 +241,7 @@ struct LinearMixer {
   // any more, for which the output matrix's slots must fit beside it, and those before it by the
   // warp that was the last to work on them, which then stores them.
   static_assert(CeilDiv(kMaxLinearSliceK / kBoxK, SlotBlocks(B)) < kRingSlots<B>);
-  const int rows_at_once = RowsOfStates<B>(value_heads, kStateBytes<DK, DV>);
+  const int rows_at_once = RowsOfStates<B>(max(value_heads, 1), kStateBytes<DK, DV>);
   int held_slot = -1;
   __device__ __forceinline__ void GiveBack() {
     if (held_slot < 0) return;
@@ -282,10 +282,12 @@ struct LinearMixer {
       GiveBack();
       char* const states = block.AwaitSlot();
       const int count = DeltaOf(first, heads * kQuads, next, states);
-      __threadfence_block();
       __syncwarp();
       int done = 0;
-      if (block.lane == 0) done = atomicAdd(&shared.states_done[first], count) + count;
+      if (block.lane == 0) {
+        __threadfence_block();
+        done = atomicAdd(&shared.states_done[first], count) + count;
+      }
       if (__shfl_sync(kFullMask, done, 0) == heads * kQuads && count > 0) {
         __threadfence_block();
         FenceForCopies();

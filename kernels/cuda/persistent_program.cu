@@ -69,22 +69,15 @@ void KeepForEver(Buffer maps) {
   kept->push_back(std::move(maps));
 }
 
-// What the passes of a step are told: those of eight rows, where the model has room for them, and
-// those of fewer.
+// What the passes of a step are told: those of eight rows and those of fewer, where there are any.
 struct StepPasses {
   std::optional<StepSchedule> of_eight, of_fewer;
 };
 
 StepPasses MakePasses(std::span<const OpCall> calls, int clusters, int rows) {
   StepPasses passes;
-  if (rows >= 8) {
-    try {
-      passes.of_eight = MakeStepSchedule(ReadStepModel(calls), clusters, 8);
-    } catch (const Refusal&) {
-    }
-  }
-  if (rows % 8 != 0 || !passes.of_eight)
-    passes.of_fewer = MakeStepSchedule(ReadStepModel(calls), clusters, 4);
+  if (rows >= 8) passes.of_eight = MakeStepSchedule(ReadStepModel(calls), clusters, 8);
+  if (rows % 8 != 0) passes.of_fewer = MakeStepSchedule(ReadStepModel(calls), clusters, 4);
   return passes;
 }
 
@@ -109,7 +102,7 @@ class PersistentProgram : public Program {
     if (passes.of_fewer) of_fewer = UploadTables(*passes.of_fewer);
     for (int first = 0; first < shape.rows;) {
       const int left = shape.rows - first;
-      const int rows = left >= 8 && passes.of_eight ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      const int rows = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
       passes_.push_back(PassOf(rows == 8 ? of_eight : of_fewer, first, rows));
       first += rows;
     }

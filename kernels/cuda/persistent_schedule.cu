@@ -82,7 +82,7 @@ class Scheduler {
     Need(rows <= 128 * kRanks, "a cluster's share of ", rows, " rows of a projection does not fit");
     if (linear) {
       Need(c.heads * h.heads_per_key <= kMaxValueHeads && c.heads * 2 * h.key_dim <= kMixerFloats &&
-               slice <= kMaxLinearSliceK && slice * h.key_dim / kRanks * 4 <= SlotBytes(pass_rows_),
+               slice <= kMaxLinearSliceK,
            "a cluster's share of ", c.heads, " key heads does not fit");
     } else {
       Need(c.heads <= kMaxPassHeads && (c.heads + 2) * h.head_dim <= kMixerFloats,

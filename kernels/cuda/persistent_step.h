@@ -25,12 +25,12 @@ constexpr int kTile = 16;        // rows of a weight that a warp multiplies at o
 constexpr int kMaxStepHidden = 1024;
 constexpr int kMixerFloats = 1024;  // a row's queries, keys and values, of one cluster
 constexpr int kMaxRotaryHalf = 64;
-constexpr int kMaxSliceK = 768;        // of a mixer's or an MLP's output inside one cluster
-constexpr int kMaxLinearSliceK = 512;  // of a linear layer's
-constexpr int kBoxGap = 512;           // before every second box of four rows, for other banks
-constexpr int kMaxStepLayers = 31;     // whose tables fit beside the activations
-constexpr int kMaxPassHeads = 2;       // query heads of a cluster: none, one or both
-constexpr int kMaxValueHeads = 8;      // value heads of a cluster
+constexpr int kMaxSliceK = 768;  // of a mixer's or an MLP's output inside one cluster
+constexpr int kMaxLinearSliceK = 512, kMaxLinearDim = 128;  // of a linear layer's, and a head's
+constexpr int kBoxGap = 512;        // before every second box of four rows, for other banks
+constexpr int kMaxStepLayers = 31;  // whose tables fit beside the activations
+constexpr int kMaxPassHeads = 2;    // query heads of a cluster: none, one or both
+constexpr int kMaxValueHeads = 8;   // value heads of a cluster
 
 // A slot of the ring, in a pass of so many rows: the activations of eight leave room for less.
 // Besides its bytes, how many 64 elements of K it has of kTile whole rows, and of a rank's rows of
@@ -46,6 +46,7 @@ __host__ __device__ constexpr int SlotColumns(int rows) {
 __host__ __device__ constexpr int SlotBlocks(int rows) {
   return SlotBytes(rows) / (kMaxStepHidden / kRanks * kBoxK * 2);
 }
+static_assert(kMaxLinearSliceK * kMaxLinearDim / kRanks * 4 <= SlotBytes(8));  // a row's states
 // How many a block asks for at once.
 __host__ __device__ constexpr int SlotsInFlight(int rows) {
   return 2 * (kSlotBytes / SlotBytes(rows));

@@ -15,44 +15,52 @@ constexpr int kPlaces = StepPort::kPlaces;
 constexpr int kTakeThreads = 512;
 constexpr int kInFlight = 4;  // loads of a thread
 constexpr int kLeaveThreads = 64;
-constexpr int kLooksBetweenQueries = 1024;  // some tens of microseconds
+constexpr unsigned kLooksBetweenQueries = 1024;
 
-// 16 bytes of host memory as they are now, whatever was read there before.
+// 16 bytes of host memory, written before the launch. A plain load: lanes share whole lines. With
+// volatile ones the 4 KB below took a step 10 us more.
 __device__ __forceinline__ uint4 LoadHost(const void* p) {
-  return __ldcv(static_cast<const uint4*>(p));
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
 }
 
 // One block. Bytes: what was put. Bound: one read over the bus, of the step's header together with
-// the first 32 KB of its place, whatever of them was put. The host is done with both before the
-// launch.
+// the first 4 KB of its place, which hold a few rows' inputs; a second one for the rest.
 __global__ void __launch_bounds__(kTakeThreads)
     TakeKernel(State* state, const Header* headers, const char* places, int64_t place_bytes,
                char* inputs) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
+  constexpr int64_t kWord = sizeof(uint4), kStride = kTakeThreads * kWord;
+  constexpr int64_t kFirst = 4096;
   const uint64_t next = state->taken + 1;
   const char* from = places + static_cast<int64_t>(next % kPlaces) * place_bytes;
   const uint4 header = LoadHost(headers + next % kPlaces);
-  constexpr int64_t kWord = sizeof(uint4), kStride = kTakeThreads * kWord;
-  const int64_t begin = header.z, end = header.w;
-  bool put = false;
-  for (int64_t at = threadIdx.x * kWord; at < place_bytes; at += kInFlight * kStride) {
+  const int64_t at = threadIdx.x * kWord;
+  const bool early = at < min(kFirst, place_bytes);
+  const uint4 first = early ? LoadHost(from + at) : uint4{};
+  if ((static_cast<uint64_t>(header.y) << 32 | header.x) != next) return;  // nothing was put
+  const int64_t bytes = header.w - header.z;
+  char* to = inputs + header.z;
+  if (early && at < bytes) *reinterpret_cast<uint4*>(to + at) = first;
+  for (int64_t rest = kFirst + at; rest < bytes; rest += kInFlight * kStride) {
     uint4 words[kInFlight];
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
-      if (at + i * kStride < place_bytes) words[i] = LoadHost(from + at + i * kStride);
+      if (rest + i * kStride < bytes) words[i] = LoadHost(from + rest + i * kStride);
     }
-    put = (static_cast<uint64_t>(header.y) << 32 | header.x) == next;
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
-      const int64_t to = at + i * kStride;
-      if (put && to >= begin && to < end) *reinterpret_cast<uint4*>(inputs + to) = words[i];
+      if (rest + i * kStride < bytes) *reinterpret_cast<uint4*>(to + rest + i * kStride) = words[i];
     }
-    if (!put || at + kInFlight * kStride >= end) break;
   }
   __syncthreads();  // every thread has read the state
-  if (threadIdx.x == 0 && put) state->taken = next;
+  if (threadIdx.x == 0) state->taken = next;
 }
 
 // One block. Bytes: the outputs, twice as many over the bus. Bound: its launch.
@@ -113,7 +121,7 @@ void CudaStepPort::Put(const void* image, int64_t begin, int64_t end) {
     Check(cudaStreamSynchronize(ctx_.stream), "waiting for a step without new inputs");
   }
   const auto place = static_cast<int64_t>(step % kPlaces);
-  std::memcpy(static_cast<char*>(in_.get()) + place * input_bytes_ + begin,
+  std::memcpy(static_cast<char*>(in_.get()) + place * input_bytes_,
               static_cast<const char*>(image) + begin, static_cast<size_t>(end - begin));
   Header& header = static_cast<Header*>(headers_.get())[place];
   header.begin = static_cast<uint32_t>(begin);
@@ -127,7 +135,7 @@ const void* CudaStepPort::Collect() {
   uint64_t* const from = static_cast<uint64_t*>(out_.get()) + first;
   uint32_t* const to = words_.data() + first;
   bool idle = false;
-  int looks = 0;
+  unsigned looks = 0;
   for (int64_t i = 0; i < output_words_;) {
     const uint64_t word = std::atomic_ref(from[i]).load(std::memory_order_acquire);
     if (word >> 32 == (step & 0xffffffffu)) {

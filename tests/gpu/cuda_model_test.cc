@@ -259,6 +259,42 @@ TEST_P(CudaModel, ARowsBitsDoNotDependOnItsNeighbours) {
   }
 }
 
+// Sequences come one after another, each prompt behind a step that is queued already, and leave
+// when they have their tokens; every third step is timed.
+TEST_P(CudaModel, StepsThatAreQueuedAheadGiveTheSameTokens) {
+  constexpr int kTokens = 12;
+  const std::vector<int32_t> ids = LongPrompt();
+  const std::unique_ptr<TestModel> plain = Make({.max_sequences = kBatch});
+  const std::unique_ptr<TestModel> ahead =
+      Make({.max_sequences = kBatch, .profile_every = 3, .decode_ahead = true});
+  std::vector<std::vector<int32_t>> want, got;
+  std::vector<TestSequence> sequences;
+  for (int s = 0; s < kBatch; ++s) {
+    sequences.push_back(ahead->Sequence(s));
+    want.push_back(plain->Greedy(plain->Sequence(s), PromptOf(ids, s), kTokens));
+  }
+  for (int turn = 0; got != want && turn < 100; ++turn) {
+    const size_t next = got.size();
+    if (turn % 2 == 0 && next < kBatch)
+      got.push_back({ahead->Prefill(sequences[next], PromptOf(ids, static_cast<int>(next)))});
+    std::vector<DecodeRow> rows;
+    std::vector<size_t> of;
+    for (size_t s = 0; s < got.size(); ++s) {
+      const auto made = static_cast<int>(got[s].size());
+      if (made == kTokens) continue;
+      rows.push_back({.sequence = sequences[s].view(),
+                      .token = got[s].back(),
+                      .position = kLengths[s] + made - 1,
+                      .sampling = {}});
+      of.push_back(s);
+    }
+    if (rows.empty()) continue;
+    const std::span<const int32_t> tokens = ahead->runner().Decode(rows);
+    for (size_t i = 0; i < of.size(); ++i) got[of[i]].push_back(tokens[i]);
+  }
+  EXPECT_EQ(got, want);
+}
+
 TEST_P(CudaModel, TwoRunsGiveTheSameBits) {
   const std::vector<int32_t> ids = LongPrompt();
   const auto run = [&] {
