@@ -13,10 +13,9 @@
 namespace qwend::cuda {
 
 // What is put lies at the beginning of one of kPlaces places by turns, under a header with the
-// step's number. The
-// graph's first kernel takes the step after the last one that it took, if that is there. Its last
-// kernel writes each word of the outputs together with the step's number, in one store of 8 bytes,
-// so that the host knows each word by itself and the kernel needs no fence.
+// step's number. The graph's first kernel takes the step after the last one that it took, if that
+// is there. Its last kernel writes each word of the outputs together with the step's number, in one
+// store of 8 bytes, so that the host knows each word by itself and the kernel needs no fence.
 class CudaStepPort : public StepPort {
  public:
   struct Header {
