@@ -259,8 +259,7 @@ TEST_P(CudaModel, ARowsBitsDoNotDependOnItsNeighbours) {
   }
 }
 
-// Sequences come one after another, each prompt behind a step that is queued already, and leave
-// when they have their tokens; every third step is timed.
+// Sequences come one by one, each prompt behind a step that is queued; every third step is timed.
 TEST_P(CudaModel, StepsThatAreQueuedAheadGiveTheSameTokens) {
   constexpr int kTokens = 12;
   const std::vector<int32_t> ids = LongPrompt();
@@ -274,9 +273,9 @@ TEST_P(CudaModel, StepsThatAreQueuedAheadGiveTheSameTokens) {
     want.push_back(plain->Greedy(plain->Sequence(s), PromptOf(ids, s), kTokens));
   }
   for (int turn = 0; got != want && turn < 100; ++turn) {
-    const size_t next = got.size();
+    const auto next = static_cast<int>(got.size());
     if (turn % 2 == 0 && next < kBatch)
-      got.push_back({ahead->Prefill(sequences[next], PromptOf(ids, static_cast<int>(next)))});
+      got.push_back({ahead->Prefill(sequences[next], PromptOf(ids, next))});
     std::vector<DecodeRow> rows;
     std::vector<size_t> of;
     for (size_t s = 0; s < got.size(); ++s) {
@@ -289,7 +288,7 @@ TEST_P(CudaModel, StepsThatAreQueuedAheadGiveTheSameTokens) {
       of.push_back(s);
     }
     if (rows.empty()) continue;
-    const std::span<const int32_t> tokens = ahead->runner().Decode(rows);
+    const auto tokens = ahead->runner().Decode(rows);
     for (size_t i = 0; i < of.size(); ++i) got[of[i]].push_back(tokens[i]);
   }
   EXPECT_EQ(got, want);
