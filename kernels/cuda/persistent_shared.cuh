@@ -84,6 +84,8 @@ template <int B, int D>
 constexpr int kSlotPositions = SlotBytes(B) / (4 * D);
 template <int B>
 constexpr int kSlotsOfChunk = kSlotBytes / SlotBytes(B);
+// Two such chunks at once where a warp has lanes for their scores. Not for 256 dimensions: few
+// layers have those, and the second variant's code would come from outside the instruction cache.
 template <int D>
 constexpr int kChunksAtOnce = D == 128 ? 2 : 1;
 
@@ -122,10 +124,12 @@ struct StepShared {
     // send.
     alignas(16) float warp_values[kWarpValues];
   };
+  // This rank's rows of a mixer's projection, and what goes to every rank. Only this block touches
+  // either: a row of x takes the place where it was kept, by the warp that has read it.
   static constexpr int kKept = kTilesAtOnce * kTile + 8;
   union {
-    alignas(16) float kept[B][kKept];         // this rank's rows of a mixer's projection
-    alignas(16) bf16 outgoing[2 * B][kKept];  // to every rank; a row's two halves where it was kept
+    alignas(16) float kept[B][kKept];
+    alignas(16) bf16 outgoing[2 * B][kKept];
   };
   union {
     float squares[B][kRanks][kStreamSquares];  // each rank's parts of the norm's sum
@@ -158,7 +162,8 @@ struct StepShared {
   SequencePart part[B];  // this rank's
   union {
     alignas(16) float parts[kGroupWarps * kPartStride];  // of products
-    // What a mixer sends, from when it has sent heads to its output.
+    // What neighbours send when this block has sent its heads, and so has read the parts. It is
+    // read before the block's share of the output, without which no next half begins.
     alignas(16) float head_squares[B][kMaxValueHeads][2 * kRanks];  // four columns each
     alignas(16) float attended[B][kMaxPassHeads][kRanks][16];       // this rank's dimensions
   };
