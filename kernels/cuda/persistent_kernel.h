@@ -24,8 +24,8 @@ extern template void LaunchStepOf<4>(const StepArguments&, cudaStream_t, bool);
 extern template void LaunchStepOf<8>(const StepArguments&, cudaStream_t, bool);
 
 inline int CountClusters(const StepArguments& a) {
-  return std::min(std::min(CountClustersOf<1>(a), CountClustersOf<2>(a)),
-                  std::min({CountClustersOf<4>(a), CountClustersOf<8>(a), kMaxClusters}));
+  return std::min({CountClustersOf<1>(a), CountClustersOf<2>(a), CountClustersOf<4>(a),
+                   CountClustersOf<8>(a), kMaxClusters});
 }
 
 // With `overlap` the kernel takes its place while the one before still runs, and waits before it

@@ -74,10 +74,11 @@ struct StepPasses {
   std::optional<StepSchedule> of_eight, of_fewer;
 };
 
-StepPasses MakePasses(std::span<const OpCall> calls, int clusters, int rows) {
+StepPasses MakePasses(const StepModel& model, int clusters) {
+  const int rows = model.arguments.shape.rows;
   StepPasses passes;
-  if (rows >= 8) passes.of_eight = MakeStepSchedule(ReadStepModel(calls), clusters, 8);
-  if (rows % 8 != 0) passes.of_fewer = MakeStepSchedule(ReadStepModel(calls), clusters, 4);
+  if (rows >= 8) passes.of_eight = MakeStepSchedule(model, clusters, 8);
+  if (rows % 8 != 0) passes.of_fewer = MakeStepSchedule(model, clusters, 4);
   return passes;
 }
 
@@ -213,13 +214,12 @@ std::unique_ptr<Program> MakePersistentProgram(std::span<const OpCall> calls,
                                                const std::function<Buffer(int64_t)>& allocate,
                                                std::string& why_not) {
   try {
-    const StepArguments arguments = ReadStepModel(calls).arguments;
-    const int clusters = CountClusters(arguments);
+    const StepModel model = ReadStepModel(calls);
+    const int clusters = CountClusters(model.arguments);
     Need(clusters >= 2,
          "the device does not run clusters of 16 blocks with 220 KB of shared memory "
          "each (compute capability 9.0 does)");
-    return std::make_unique<PersistentProgram>(MakePasses(calls, clusters, arguments.shape.rows),
-                                               ctx, port, allocate);
+    return std::make_unique<PersistentProgram>(MakePasses(model, clusters), ctx, port, allocate);
   } catch (const Refusal& refusal) {
     why_not = refusal.why;
     return nullptr;
