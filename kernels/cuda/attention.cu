@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(kDotWarps* kWarp)
                 BlockTable table, int group, int kv_heads, float scale) {
   WaitForPrevious();
   constexpr int kPerLane = D < kWarp ? 1 : D / kWarp;
+  static_assert(kPerLane <= kPieceElements);
   const int lane = threadIdx.x % kWarp, kv_head = blockIdx.y, row = blockIdx.z;
   const bool active = lane * kPerLane < D;
   const int length = lengths[row];
@@ -38,10 +39,11 @@ __global__ void __launch_bounds__(kDotWarps* kWarp)
   }
   for (int p = blockIdx.x * kDotWarps + threadIdx.x / kWarp; p < length;
        p += gridDim.x * kDotWarps) {
-    const P* key = k_pages + PagedOffset(pages, p, kv_head, kv_heads, D);
+    const P* key =
+        k_pages + PagedOffset(pages, p, kv_head, kv_heads, D) + PageColumn(lane * kPerLane, p, D);
     float k[kPerLane];
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) k[i] = active ? ToFloat(key[lane * kPerLane + i]) : 0.0f;
+    for (int i = 0; i < kPerLane; ++i) k[i] = active ? ToFloat(key[i]) : 0.0f;
 #pragma unroll
     for (int g = 0; g < kMaxGroup; ++g) {
       if (g >= group) break;
@@ -91,7 +93,8 @@ __global__ void __launch_bounds__(kPvLanes* kPvGroups)
   if (column < head_dim) {
 #pragma unroll 4
     for (int p = position_group; p < length; p += kPvGroups) {
-      const P* value = v_pages + PagedOffset(pages, p, kv_head, kv_heads, head_dim) + column;
+      const P* value = v_pages + PagedOffset(pages, p, kv_head, kv_heads, head_dim) +
+                       PageColumn(column, p, head_dim);
       first = fmaf(weights[p], ToFloat(value[0]), first);
       second = fmaf(weights[p], ToFloat(value[1]), second);
     }

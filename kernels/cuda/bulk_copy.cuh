@@ -69,12 +69,12 @@ __device__ __forceinline__ void BulkCopy(void* to, const void* from, uint32_t by
 }
 
 // The same for what is read again.
-__device__ __forceinline__ void BulkCopy(void* to, const void* from, uint32_t bytes,
-                                         uint64_t* barrier) {
+__device__ __forceinline__ void BulkCopy(uint32_t to, const void* from, uint32_t bytes,
+                                         uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(SharedAddress(to)),
-      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
 __device__ __forceinline__ uint64_t EvictFirstPolicy() {
@@ -86,6 +86,10 @@ __device__ __forceinline__ uint64_t EvictFirstPolicy() {
 // A barrier of `threads` threads of the block; ids 1 to 15.
 __device__ __forceinline__ void NamedBarrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// The same without waiting.
+__device__ __forceinline__ void ArriveAtBarrier(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace qwend::cuda

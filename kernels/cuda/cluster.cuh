@@ -116,7 +116,11 @@ __device__ __forceinline__ uint64_t NanosecondClock() {
 // What a wait that has lasted long asks now and then: one that never ends is a fault, so that the
 // launch fails and its caller hears of it, where it would spin for ever.
 [[maybe_unused]] static __device__ __noinline__ uint64_t GiveUpAfterAWhile(uint64_t since) {
+#ifdef QWEND_RACECHECK
+  constexpr uint64_t kNanoseconds = 600'000'000'000;
+#else
   constexpr uint64_t kNanoseconds = 20'000'000'000;
+#endif
   const uint64_t now = NanosecondClock();
   if (since == 0) return now;
   if (now - since > kNanoseconds) __trap();

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
 
   Packed<kPer> key[kAhead], value[kAhead];
   const auto load = [&](int b, int p) {
-    const int64_t at = PagedOffset(pages, p, kv_head, a.kv_heads, D) + lane * kPer;
+    const int64_t at =
+        PagedOffset(pages, p, kv_head, a.kv_heads, D) + PageColumn(lane * kPer, p, D);
     key[b].Load(a.k_pages + at);
     value[b].Load(a.v_pages + at);
   };
@@ -69,10 +70,11 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
   if (prepares_key) {
     float* own = heads + G * D;
     PrepareHead<D>(own, a.k.At(row, kv_head), constants, normed, a, lane);
-    const int64_t at = PagedOffset(pages, position, kv_head, a.kv_heads, D);
+    const int64_t to = PagedOffset(pages, position, kv_head, a.kv_heads, D);
     for (int i = lane; i < D; i += kWarp) {
-      a.k_pages[at + i] = FromFloat<bf16>(own[i]);
-      a.v_pages[at + i] = FromFloat<bf16>(a.v.At(row, kv_head)[i]);
+      const int64_t at = to + PageColumn(i, position, D);
+      a.k_pages[at] = FromFloat<bf16>(own[i]);
+      a.v_pages[at] = FromFloat<bf16>(a.v.At(row, kv_head)[i]);
     }
   } else {
     for (int g = warp; g < a.group; g += preparers) {

@@ -1,4 +1,5 @@
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/page_layout.h"
 
 namespace qwend::cuda {
 namespace {
@@ -27,8 +28,9 @@ __global__ void KvCacheUpdateKernel(View<const A> k, View<const A> v, P* k_pages
   const int64_t to =
       ((static_cast<int64_t>(page) * kv_heads + head) * kPageTokens + offset) * head_dim;
   for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
-    k_pages[to + i] = FromFloat<P>(ToFloat(k.At(row, head)[i]));
-    v_pages[to + i] = FromFloat<P>(ToFloat(v.At(row, head)[i]));
+    const int64_t at = to + PageColumn(i, offset, head_dim);
+    k_pages[at] = FromFloat<P>(ToFloat(k.At(row, head)[i]));
+    v_pages[at] = FromFloat<P>(ToFloat(v.At(row, head)[i]));
   }
 }
 

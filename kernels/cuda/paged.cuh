@@ -1,7 +1,9 @@
-// Where a position's key or value lies: block table, then page, head, offset.
+// Where a position's key or value lies: block table, then page, head, offset; in its row as
+// page_layout.h has it.
 #pragma once
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/page_layout.h"
 
 namespace qwend::cuda {
 

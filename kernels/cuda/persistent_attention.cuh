@@ -21,8 +21,6 @@ struct AttentionMixer {
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads == 0 ? 0 : share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
-  WarpAttention<B, D> warp{block, share};
-
   __device__ __forceinline__ SequencePart Part(int b) const { return shared.part[b]; }
 
   // The bias of a row of this rank's projection.
@@ -34,108 +32,234 @@ struct AttentionMixer {
     return (i < kRows ? layer.k_bias : layer.v_bias)[kv_head * D + mine + i % kRows];
   }
 
-  // What a warp has made of a head of a row of x waits in shared memory for its merger with that of
-  // the other warps: as many heads at once as there is room for.
-  static constexpr int kUnits =
-      std::min(B * kHeads, StepShared<B>::kWarpValues / (kStepWarps * D));  // heads of rows
-  static constexpr int kRowsAtOnce = std::max(kUnits / kHeads, 1);
-  static constexpr bool kCoversMixer = kUnits * kStepWarps * D * sizeof(float) >
-                                       sizeof(StepShared<B>::stream);
-  static_assert(B % kRowsAtOnce == 0 && (!kCoversMixer || B == 1));
+  using Tiles = TileAttention<B, D>;
+  using Query = typename Tiles::Query;
+  uint32_t turn_parity = 0;
+  static constexpr int kTilesOfSlot = kSlotPositions<B, D> / kTile;
 
-  // This rank's part of all sequences: each warp its positions, then their merger.
-  __device__ __forceinline__ void AttendAll() {
-    using Sums = typename WarpAttention<B, D>::Sums;
+  // Of this rank's part of row b's sequence, what is in the pages.
+  __device__ __forceinline__ int CachedPositions(int b) const {
+    return max(min(Part(b).end, shared.position[b]) - Part(b).begin, 0);
+  }
+  __device__ __forceinline__ int CachedTiles(int b) const {
+    return CeilDiv(CachedPositions(b), kTile);
+  }
+  // Tile `tile` of them, in this slot.
+  __device__ __forceinline__ TilePlace CachedTile(int b, int tile) const {
+    const uint32_t keys = SharedAddress(block.ring) + block.slot * SlotStride(B) +
+                          tile % kTilesOfSlot * kTile * D * 2;
+    return {keys, keys + SlotBytes(B) / 2, Part(b).begin + tile * kTile,
+            min(CachedPositions(b) - tile * kTile, kTile)};
+  }
+  // The newest position, which is not in the pages yet.
+  __device__ __forceinline__ TilePlace NewestTile(int b) const {
+    const uint32_t keys = SharedAddress(shared.mixer[b] + share.heads * D);
+    return {keys, keys + D * 4, shared.position[b], 1};
+  }
+  // The largest scores and sums of a rank's heads, of a lane each, to a rank.
+  __device__ __forceinline__ void SendSoftmax(int b, int head, int rank, float largest,
+                                              float sum) const {
+    Send(Mapped(&shared.attention.softmax[b][head][block.rank], rank),
+         Mapped(&shared.merge_ready, rank), __float_as_uint(largest), __float_as_uint(sum));
+  }
+  __device__ __forceinline__ void SendAttended(int b, int head, int dim, float value) const {
+    const int rank = dim / kRows;
+    Send(Mapped(&shared.attended[b][head][block.rank][dim % kRows], rank),
+         Mapped(&shared.merge_ready, rank), __float_as_uint(value));
+  }
+
+  // Of several rows a team of warps has one, or one after another, each warp a part of the values'
+  // dimensions; a slot's tiles two by two, where there are registers for it.
+  static constexpr int kTeamWarps = D == 256 || (D == 128 && B < kStepWarps) ? 2 : 1,
+                       kTeams = kStepWarps / kTeamWarps;
+  static constexpr int kRowParts = Tiles::kSteps / kTeamWarps;
+  static constexpr int kTilesAtOnce = D <= 128 && kTilesOfSlot % 2 == 0 ? 2 : 1;
+  static_assert(kTeamWarps == 1 || kRowParts % 4 == 0);
+
+  // This rank's part of each sequence, its tiles in order and the newest position last. A team has
+  // no part in others' slots. Whose turn it is the copying warp says with a row's first slot, for
+  // before it a slot's barrier may be any number of turns behind.
+  __device__ __forceinline__ void AttendToRows() {
+    int slots = 0, at = 0;  // of all rows so far; where block.slot is among them
 #pragma unroll 1
-    for (int first = 0; first < B; first += kRowsAtOnce) {
-      if constexpr (kUnits >= kHeads) {
-#pragma unroll 1
-        for (int b = first; b < first + kRowsAtOnce; ++b) {
-          Sums sums;
-          warp.Attend(b, sums);
-          // What was merged before has been read; queries are in registers.
-          if (kCoversMixer || (first > 0 && b == first)) block.Sync();
-          warp.template PutSums<0, kHeads>((b - first) * kHeads, sums);
+    for (int b = 0; b < B; ++b) {
+      const int cached = CachedTiles(b);
+      if (b % kTeams == block.warp / kTeamWarps) {
+        if (cached > 0) {
+          Patience patience;
+          while (!TryBarrier(shared.turn + b, turn_parity >> b & 1)) patience.Try();
+          turn_parity ^= 1u << b;
         }
-        block.Sync();
-        Spread<kHeads>(first, 0);
-      } else {
-        Sums sums;
-        warp.Attend(first, sums);
-        block.Sync();
-        warp.template PutSums<0, 1>(0, sums);
-        block.Sync();
-        Spread<1>(first, 0);
-        if (share.heads == 1) continue;
-        block.Sync();
-        warp.template PutSums<1, 1>(0, sums);
-        block.Sync();
-        Spread<1>(first, 1);
+        block.PassSlots(slots - at);
+        AttendToRow(b, cached);
+        at = slots + CeilDiv(cached, kTilesOfSlot);
+      }
+      slots += CeilDiv(cached, kTilesOfSlot);
+    }
+    block.PassSlots(slots - at);
+  }
+
+  __device__ __forceinline__ void AttendToRow(int b, int cached) const {
+    const int tiles = cached + (Part(b).owner == block.rank ? 1 : 0);
+    const int first_part = block.warp % kTeamWarps * kRowParts;
+    Query q;
+    Tiles::LoadQuery(q, shared, b, share.heads);
+    float largest = -INFINITY, sum = 0.0f, values[kRowParts][2] = {};
+#pragma unroll 1
+    for (int i = 0; i < tiles; i += kTilesAtOnce) {
+      if (i < cached && i % kTilesOfSlot == 0) block.AwaitSlot();
+      TilePlace places[kTilesAtOnce];
+#pragma unroll
+      for (int n = 0; n < kTilesAtOnce; ++n) {
+        if (i + n < cached) {
+          places[n] = CachedTile(b, i + n);
+        } else if (i + n < tiles) {
+          places[n] = NewestTile(b);
+        } else {
+          places[n] = places[0];
+          places[n].count = 0;
+          continue;
+        }
+        places[n].values += first_part / 4 * 128;
+      }
+      FoldFactors factors[kTilesAtOnce];
+      Tiles::template Attend<kRowParts>(
+          places, q,
+          [&](int n, float of_tile, float sum_of_tile) {
+            factors[n] = FoldFactors(largest, of_tile);
+            sum = factors[n].Fold(sum, sum_of_tile);
+          },
+          [&](int n, int s, float first, float second) {
+            values[s][0] = factors[n].Fold(values[s][0], first);
+            values[s][1] = factors[n].Fold(values[s][1], second);
+          });
+      const int next = i + kTilesAtOnce;
+      if (i < cached && (next >= cached || next % kTilesOfSlot == 0)) {
+        block.ReleaseSlot(block.slot, kTeams);
+        block.PassSlots(1);
       }
     }
-  }
-  static_assert(kHeads == 2);
-
-  // The warps' sums of `Count` heads from `head` on of kRowsAtOnce rows from `row` on, merged, to
-  // the ranks that have their dimensions. A thread has as many of them as share the work out.
-  template <int Count>
-  __device__ __forceinline__ void Spread(int row, int head) const {
-    constexpr int kAll = kRowsAtOnce * Count * D, kFair = kAll / kStepThreads;
-    constexpr int kEach = kFair >= 4 ? 4 : kFair >= 2 ? 2 : 1, kThreads = D / kEach;  // of a head
-    static_assert(kThreads >= kRanks && kRows % kEach == 0);
-#pragma unroll 1
-    for (int item = threadIdx.x; item < kAll / kEach; item += kStepThreads) {
-      const int unit = item / kThreads, b = row + unit / Count, h = head + unit % Count;
-      if (h >= share.heads) continue;
-      const int dim = item % kThreads * kEach;
-      float largest[kStepWarps], sums[kStepWarps], most = -INFINITY, values[kEach] = {};
+    const int head = block.lane % kHeads;
+    if (head < share.heads) {
 #pragma unroll
-      for (int i = 0; i < kStepWarps; i += 2) {
-        const float4 two =
-            *reinterpret_cast<const float4*>(&shared.attention.warp_softmax[unit][i]);
-        largest[i] = two.x;
-        sums[i] = two.y;
-        largest[i + 1] = two.z;
-        sums[i + 1] = two.w;
-        most = fmaxf(most, fmaxf(two.x, two.z));
-      }
-#pragma unroll
-      for (int i = 0; i < kStepWarps; ++i) {
-        const float factor = largest[i] == -INFINITY ? 0.0f : __expf(largest[i] - most);
-        sums[i] = __fmul_rn(factor, sums[i]);
-        const float* from = shared.warp_values + (unit * kStepWarps + i) * D + dim;
-        float v[kEach];
-        if constexpr (kEach == 4) {
-          LoadFloats(v, from);
-        } else {
-#pragma unroll
-          for (int j = 0; j < kEach; ++j) v[j] = from[j];
-        }
-#pragma unroll
-        for (int j = 0; j < kEach; ++j) values[j] = fmaf(factor, v[j], values[j]);
-      }
-      const uint32_t to_rank = Mapped(&shared, dim / kRows) - SharedAddress(&shared);
-      const uint32_t to = SharedAddress(&shared.attended[b][h][block.rank][dim % kRows]) + to_rank,
-                     ready = SharedAddress(&shared.merge_ready) + to_rank;
-      if constexpr (kEach == 4) {
-        Send(to, ready,
-             make_uint4(__float_as_uint(values[0]), __float_as_uint(values[1]),
-                        __float_as_uint(values[2]), __float_as_uint(values[3])));
-      } else if constexpr (kEach == 2) {
-        Send(to, ready, __float_as_uint(values[0]), __float_as_uint(values[1]));
-      } else {
-        Send(to, ready, __float_as_uint(values[0]));
-      }
-      if (item % kThreads < kRanks) {
-        const float sum = ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
-                          ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-        Send(block.ToLane(&shared.attention.softmax[b][h][block.rank]),
-             block.ToLane(&shared.merge_ready), __float_as_uint(most), __float_as_uint(sum));
-      }
+      for (int s = 0; s < kRowParts; ++s)
+        SendAttended(b, head, first_part * 16 + Tiles::OwnDimension(s),
+                     Tiles::Own(values[s][0], values[s][1]));
+      if (first_part == 0) SendSoftmax(b, head, block.lane / kHeads, largest, sum);
     }
     __syncwarp();
   }
-  static_assert(kStepWarps == 8);
+
+  // One row by all warps, a tile each, round after round; then every thread folds a dimension of a
+  // head, or of both, tile after tile. What a warp makes of a tile takes the place of its keys; of
+  // the newest position it has a place of its own.
+  static constexpr int kHeadValues = D + kTile;                     // either head in other banks
+  static constexpr int kFolds = CeilDiv(kHeads * D, kStepThreads);  // of a thread
+  static constexpr int kFoldsAtOnce = 4;
+  static constexpr int kSlotsOfRound = kStepWarps / kTilesOfSlot;
+  static_assert(kStepWarps % kTilesOfSlot == 0 &&
+                (B > 1 || kSlotsOfRound < kRingSlots<B>)&&kHeads * kHeadValues * 4 <=
+                    kTile * D * 2);
+  struct Folded {
+    float largest = -INFINITY, sum = 0.0f, value = 0.0f;
+    __device__ __forceinline__ void Fold(float2 softmax, float v) {
+      const FoldFactors factors(largest, softmax.x);
+      sum = factors.Fold(sum, softmax.y);
+      value = factors.Fold(value, v);
+    }
+  };
+  // Tile `i` of a round, in slots from `slot` on.
+  __device__ __forceinline__ float* TileValues(int slot, int i) const {
+    const int its = (slot + i / kTilesOfSlot) % kRingSlots<B>;
+    return reinterpret_cast<float*>(block.ring + its * SlotStride(B) +
+                                    i % kTilesOfSlot * kTile * D * 2);
+  }
+  __device__ __forceinline__ void AttendTogether() const {
+    const int cached = CachedTiles(0), warp = block.warp, dim = threadIdx.x % D;
+    const bool owner = Part(0).owner == block.rank;
+    Folded folded[kFolds];
+    int held = 0, held_count = 0;
+    block.Sync();  // heads are ready
+    Query q;
+    Tiles::LoadQuery(q, shared, 0, share.heads);
+    // The newest position, by the last warp, before the first round.
+#pragma unroll 1
+    for (int first = owner && warp == kStepWarps - 1 ? -kStepWarps : 0; first < cached;
+         first += kStepWarps) {
+      const bool newest = first < 0;
+      const int tiles = newest ? 0 : min(cached - first, kStepWarps);
+      const int slots = CeilDiv(tiles, kTilesOfSlot), own_slot = min(warp / kTilesOfSlot, slots);
+      const int first_slot = block.slot;
+      float2(&softmax)[kStepWarps][kHeads] =
+          shared.attention.tile_softmax[newest ? 2 : first / kStepWarps % 2];
+      block.SkipSlots(own_slot);
+      if (newest || warp < tiles) {
+        if (!newest) block.AwaitSlot();
+        float* const values = (newest ? shared.newest_values : TileValues(first_slot, warp)) +
+                              block.lane % kHeads * kHeadValues;
+        const TilePlace places[1] = {newest ? NewestTile(0) : CachedTile(0, first + warp)};
+        Tiles::template Attend<Tiles::kSteps>(
+            places, q,
+            [&](int, float largest, float sum) {
+              __syncwarp();  // all lanes have read the keys, whose place the values take
+              if (block.lane < kHeads) softmax[warp][block.lane] = make_float2(largest, sum);
+            },
+            [&](int, int s, float one, float other) {
+              values[Tiles::OwnDimension(s)] = Tiles::Own(one, other);
+            });
+      }
+      block.SkipSlots(slots - own_slot);
+      if (newest) continue;
+      block.Sync();
+#pragma unroll 1
+      for (int i = 0; i < tiles; i += kFoldsAtOnce) {
+        float2 softmax_of[kFolds][kFoldsAtOnce];
+        float values[kFolds][kFoldsAtOnce];
+#pragma unroll
+        for (int j = 0; j < kFoldsAtOnce; ++j) {
+          const float* const from = TileValues(first_slot, i + j) + dim;
+#pragma unroll
+          for (int f = 0; f < kFolds; ++f) {
+            const int head = min(HeadOf(f), kHeads - 1);
+            const bool there = i + j < tiles;
+            softmax_of[f][j] = there ? softmax[i + j][head] : make_float2(-INFINITY, 0.0f);
+            values[f][j] = there ? from[head * kHeadValues] : 0.0f;
+          }
+        }
+#pragma unroll
+        for (int f = 0; f < kFolds; ++f) {
+#pragma unroll
+          for (int j = 0; j < kFoldsAtOnce; ++j) folded[f].Fold(softmax_of[f][j], values[f][j]);
+        }
+      }
+      held = first_slot;
+      held_count = slots;
+      if (first + kStepWarps < cached) GiveBack(held, held_count);
+    }
+    if (cached == 0) block.Sync();
+#pragma unroll
+    for (int f = 0; f < kFolds; ++f) {
+      const int head = HeadOf(f);
+      if (head >= share.heads) continue;
+      if (owner)
+        folded[f].Fold(shared.attention.tile_softmax[2][kStepWarps - 1][head],
+                       shared.newest_values[head * kHeadValues + dim]);
+      SendAttended(0, head, dim, folded[f].value);
+      if (dim < kRanks) SendSoftmax(0, head, dim, folded[f].largest, folded[f].sum);
+    }
+    GiveBack(held, held_count);
+  }
+  // Slots that have been written to.
+  __device__ __forceinline__ void GiveBack(int first, int count) const {
+    FenceForCopies();
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) block.ReleaseSlot((first + i) % kRingSlots<B>, 1);
+    __syncwarp();
+  }
+  // The head whose dimension threadIdx.x % D this thread folds.
+  __device__ __forceinline__ static int HeadOf(int fold) {
+    return (static_cast<int>(threadIdx.x) + fold * kStepThreads) / D;
+  }
 
   // This rank's dimensions of every head, gated, to every rank. A warp has a row of x.
   __device__ __forceinline__ void Merge() {
@@ -151,12 +275,12 @@ struct AttentionMixer {
 #pragma unroll
         for (int offset = kRanks / 2; offset > 0; offset /= 2)
           most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
-        const float factor = part.x == -INFINITY ? 0.0f : __expf(part.x - most);
+        const float factor = Exp2(part.x - most);
         float sum = __fmul_rn(factor, part.y);
 #pragma unroll
         for (int offset = kRanks / 2; offset > 0; offset /= 2)
           sum += __shfl_xor_sync(kFullMask, sum, offset);
-        part.x = __fdividef(factor, sum);
+        part.x = __fmul_rn(factor, Reciprocal(sum));
       }
       __syncwarp();
       float x = 0.0f;
@@ -216,18 +340,22 @@ struct AttentionMixer {
   // This rank's part of the queries to every rank, of key and value to the rank that has the newest
   // position.
   __device__ __forceinline__ void SendHeads() const {
-    constexpr int kVectors = kRows / 4;
+    constexpr int kVectors = kRows / 4, kAtOnce = kRanks / B;  // of a row
+    const int b = block.half_lane % B, first_vector = block.half_lane / B;
+    const bool owner = Part(b).owner == block.half_warp;
     const uint32_t ready = block.ToRank(&shared.mixer_ready);
-    const int of_row = (share.heads + 2) * kVectors;
+    const float* kept = &shared.kept[b][first_vector % kVectors * 4];
+    const uint32_t to =
+        block.ToRank(&shared.mixer[b][block.rank * kRows + first_vector % kVectors * 4]);
+    static_assert(kAtOnce % kVectors == 0 || kVectors % kAtOnce == 0);
+    const int vectors = (share.heads + (owner ? 2 : 0)) * kVectors;
 #pragma unroll 1
-    for (int i = block.half_lane; i < B * of_row; i += kRanks) {
-      const int b = i % B, vector = i / B, head = vector / kVectors, at = vector % kVectors * 4;
-      const int from = head < share.heads ? head * query_rows
-                                          : share.heads * query_rows + (head - share.heads) * kRows;
-      if (head >= share.heads && Part(b).owner != block.half_warp) continue;
-      Send(block.ToRank(&shared.mixer[b][head * D + block.rank * kRows + at]), ready,
-           *reinterpret_cast<const uint4*>(&shared.kept[b][from + at]));
+    for (int i = first_vector; i < vectors; i += kAtOnce) {
+      const int head = i / kVectors, at = (i - first_vector) % kVectors * 4;
+      const int from = min(head, share.heads) * query_rows + max(head - share.heads, 0) * kRows;
+      Send(to + (head * D + at) * 4, ready, *reinterpret_cast<const uint4*>(kept + from + at));
     }
+    __syncwarp();
   }
 
   __device__ __forceinline__ void Mix(const StepLayer& layer) {
@@ -237,11 +365,15 @@ struct AttentionMixer {
     for (int b = 0; b < B; ++b) bytes += Part(b).owner == block.rank ? 2 * D * 4 : 0;
     block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
     HeadPreparer<B, D>{block, share}.Prepare(layer);
-    block.Sync();
-    AttendAll();
+    if constexpr (B == 1) {
+      AttendTogether();
+    } else {
+      block.Sync();
+      AttendToRows();
+    }
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
-    block.Sync();  // nobody reads the warps' values any more, so the stream may come
     Merge();
+    block.Sync();  // what neighbours have sent has been read: its place is for parts again
     block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
   }
 };

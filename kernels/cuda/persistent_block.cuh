@@ -1,7 +1,8 @@
-// One block of the persistent step: the ring that its weights stream through, the products of those
-// weights with the activations that its cluster has sent, and the residual stream between clusters.
+// One block of the persistent step: the products of the weights that come through its ring with the
+// activations that its cluster has sent, and the residual stream between clusters.
 #pragma once
 
+#include "kernels/cuda/persistent_ring.cuh"
 #include "kernels/cuda/persistent_tiles.cuh"
 #include "kernels/cuda/reduce.cuh"
 
@@ -9,12 +10,11 @@ namespace qwend::cuda {
 
 // A compute thread's view of its block. All its methods are called by all compute threads.
 template <int B>
-struct StepBlock {
+struct StepBlock : StepRing<B> {
+  using Ring = StepRing<B>;
+  using Ring::AwaitSlot, Ring::ReleaseSlot, Ring::SkipSlots, Ring::ForOwnTiles;
+  using Ring::shared, Ring::lane, Ring::warp, Ring::group, Ring::quarter, Ring::slot;
   const StepArguments& a;
-  StepShared<B>& shared;
-  char* ring;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int group = warp / kGroupWarps, quarter = warp % kGroupWarps;
   // A half warp sends to one rank, neighbouring bytes by neighbouring lanes: the network between
   // the blocks takes whole lines as fast as parts of them.
   const int half_lane = threadIdx.x % kRanks, half_warp = threadIdx.x / kRanks;
@@ -26,8 +26,6 @@ struct StepBlock {
   const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
   uint32_t to_rank = 0, to_lane = 0;  // from an address here to the half warp's rank's; the lane's
 
-  int slot = 0;  // the next of the ring
-  uint32_t slot_parity = 0;
   uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
   int hop = 0;  // the exchanges between clusters, counted
   unsigned long long* words;
@@ -39,9 +37,8 @@ struct StepBlock {
   float2 hidden = {0.0f, 0.0f};
 
   __device__ __forceinline__ StepBlock(const StepArguments& arguments, StepShared<B>& s, char* r)
-      : a(arguments),
-        shared(s),
-        ring(r),
+      : Ring{s, r},
+        a(arguments),
         rank(static_cast<int>(ClusterRank())),
         cluster(static_cast<int>(blockIdx.x) / kRanks),
         stream_rows(arguments.shape.hidden / kRanks),
@@ -77,59 +74,21 @@ struct StepBlock {
     parity ^= 1;
   }
 
-  // Goes `count` slots on, at most the ring's.
-  __device__ __forceinline__ void SkipSlots(int count) {
-    slot += count;
-    if (slot < kRingSlots<B>) return;
-    slot -= kRingSlots<B>;
-    slot_parity ^= 1;
-  }
-  __device__ __forceinline__ char* AwaitSlot() {
-    Patience patience;
-    while (!TryBarrier(shared.full + slot, slot_parity)) patience.Try();
-    __syncwarp();
-    return ring + slot * SlotStride(B);
-  }
-  // By all warps that share a slot; a slot that one group has for itself counts twice.
-  __device__ __forceinline__ void ReleaseSlot(int which, int times) {
-    __syncwarp();
-    if (lane == 0) Arrive(shared.empty + which, times);
-  }
-  // use(i) for the tiles of a phase that are this group's. Where groups take turns, a tile is a
-  // slot, and use() only waits for it; otherwise it goes through the tile's slots.
-  template <typename Use>
-  __device__ __forceinline__ void ForOwnTiles(int count, Use use) {
-    if constexpr (!kTakeTurns<B>) {
-#pragma unroll 1
-      for (int i = 0; i < count; ++i) use(i);
-    } else {
-      SkipSlots(group);
-      int i = group;
-#pragma unroll 1
-      for (; i < count; i += kGroups) {
-        use(i);
-        ReleaseSlot(slot, kGroups);
-        SkipSlots(kGroups);
-      }
-      // Back to the first slot of the next phase: i is it, or the one behind it.
-      if (i == count) return;
-      if (slot == 0) slot_parity ^= 1;
-      slot = (slot == 0 ? kRingSlots<B> : slot) - 1;
-    }
-  }
-
   // `outgoing`, `count` elements of each of its columns, to every rank's to[column][at...].
   template <int Stride>
   __device__ __forceinline__ void SendOutgoing(bf16 (&to)[2 * B][Stride], int at, int count,
                                                uint64_t* barrier) {
     constexpr int kVector = 4;
-    const uint32_t ready = ToRank(barrier);
+    const uint32_t ready = ToRank(barrier), first = ToRank(&to[0][at]);
 #pragma unroll 1
-    for (int i = half_lane; i < 2 * B * count / kVector; i += kRanks) {
-      const int column = i / (count / kVector), j = i % (count / kVector) * kVector;
-      const uint2 v = *reinterpret_cast<const uint2*>(&shared.outgoing[column][j]);
-      Send(ToRank(&to[column][at + j]), ready, v.x, v.y);
+    for (int j = half_lane * kVector; j < count; j += kRanks * kVector) {
+#pragma unroll 2
+      for (int column = 0; column < 2 * B; ++column) {
+        const uint2 v = *reinterpret_cast<const uint2*>(&shared.outgoing[column][j]);
+        Send(first + (column * Stride + j) * 2, ready, v.x, v.y);
+      }
     }
+    __syncwarp();
   }
 
   __device__ __forceinline__ int StreamRow() const { return rank * stream_rows + 2 * lane; }
@@ -342,14 +301,15 @@ struct StepBlock {
   }
 
   // This rank's rows of the output matrix times the cluster's slice of `slice_blocks` * 64 columns,
-  // pairs of blocks by turns for either of two sums; the sums go to every cluster. scale(b, block)
-  // weighs row b's part of Run blocks, from a multiple of Run on.
+  // pairs of blocks by turns for either of two sums; the sums go to every cluster. Where `scaled`,
+  // scale(b, block) weighs row b's part of Run blocks, from a multiple of Run on.
   template <int Run, typename Scale>
-  __device__ __forceinline__ void MultiplySlice(int slice_blocks, Scale scale) {
+  __device__ __forceinline__ void MultiplySlice(int slice_blocks, bool scaled, Scale scale) {
     constexpr int kPair = 2, kPairs = SlotBlocks(B) / kPair;  // of a slot
     static_assert(Run <= kPair && kPairs * kSliceSums<B> == kGroups);
     const int row = quarter * kTile + lane % kTile;
     float2 sums[kSliceSums<B>] = {};
+    Sums c[kSliceSums<B>] = {};
 #pragma unroll 1
     for (int begin = 0; begin < slice_blocks; begin += kGroups * kPair) {
 #pragma unroll
@@ -361,7 +321,6 @@ struct StepBlock {
         for (int i = 0; i < kPair; i += Run) {
           const int first = (kTakeTurns<B> ? group * kPair : 0) + i;  // of the slot
           if (slot_begin + first >= slice_blocks || quarter * kTile >= stream_rows) continue;
-          Sums c = {};
 #pragma unroll
           for (int j = first; j < first + Run; ++j) {
             // Past the end the last block once more, times zero.
@@ -371,16 +330,26 @@ struct StepBlock {
             LoadColumns<B>(x, shared.slice[0], kMaxSliceK + 8, first_column, block * kBoxK);
             if (block != slot_begin + j) Clear(x);
             LoadTile(w, weights + ((block - slot_begin) * stream_rows + row) * 128);
-            MultiplyTile(c, w, x);
+            MultiplyTile(c[s], w, x);
           }
-          const float2 v = Total(c);
+          if (!scaled) continue;
+          const float2 v = Total(c[s]);
           const float factor = scale(min(row_of_x, B - 1), slot_begin + first);
           sums[s].x = fmaf(factor, v.x, sums[s].x);
           sums[s].y = fmaf(factor, v.y, sums[s].y);
+#pragma unroll
+          for (auto& of_chain : c[s]) {
+#pragma unroll
+            for (float& v_of : of_chain) v_of = 0.0f;
+          }
         }
         ReleaseSlot(slot, 1);
         SkipSlots(1);
       }
+    }
+    if (!scaled) {
+#pragma unroll
+      for (int s = 0; s < kSliceSums<B>; ++s) sums[s] = Total(c[s]);
     }
     Publish(sums);
   }

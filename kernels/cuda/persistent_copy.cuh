@@ -52,49 +52,82 @@ struct Copier {
     if (copied == 0) copied_parity ^= 1;
   }
 
-  // `count` positions of one row's keys and values, from `first` on: each lane a page's of one of
-  // them.
-  __device__ __forceinline__ void CopyPositions(const StepLayer& layer, int b, int kv_head,
-                                                int begin, int first, int count,
-                                                uint64_t* barrier) {
-    static_assert(2 * (kSlotPositions<B, D> / kPageTokens + 2) <= kWarp);
-    const int page = first / kPageTokens + lane / 2;
-    const int from = max(first, page * kPageTokens),
-              positions = min(first + count, (page + 1) * kPageTokens) - from;
-    if (positions <= 0) return;
-    char* to = ring + slot * SlotStride(B) + lane % 2 * (SlotBytes(B) / 2) + (from - first) * D * 2;
-    BulkCopy(to,
-             (lane % 2 == 0 ? layer.k_pages : layer.v_pages) +
-                 CacheRow(a, shared, b, kv_head, begin, from) * D,
-             positions * D * 2, barrier);
-  }
+  // A slot of keys in its first half and of values in its second: `count` positions of one row,
+  // from `offset` on in the first of their pages.
+  static constexpr int kPositions = kSlotPositions<B, D>;
+  static constexpr int kPages = CeilDiv(kPositions, kPageTokens) + 1;
+  static_assert(2 * kPages <= kWarp);
+  struct CacheSlot {
+    int count = 0, offset = 0, row = 0;  // `row`: whose first slot it is, B for others
+    int page_row[kPages] = {};
+  };
+  // Where the slots of this step are, each lane one: the same in all layers. Worked out side by
+  // side for as many as there are lanes, for the warp has no time for it between two requests.
+  CacheSlot cache;
+  int cache_slots = -1, first_located = -1;
 
-  // What the block attends to in a layer: slots of keys in the first half and values in the second.
-  // Those of a chunk all count as the first one's.
-  __device__ __forceinline__ void CopyCache(const StepLayer& layer) {
-    constexpr int kPositions = kSlotPositions<B, D>;
-    constexpr int kSlots = kSlotsOfChunk<B>;
-    static_assert(kSlots <= kMostInFlight<B> && kSlots <= SlotsInFlight(B));
+  __device__ __forceinline__ int CachedPositions(int b) const {
+    return max(min(shared.part[b].end, shared.position[b]) - shared.part[b].begin, 0);
+  }
+  __device__ __forceinline__ CacheSlot LocateSlot(int which) const {
     const int cluster = blockIdx.x / kRanks;
     const int kv_head = a.shares[0][cluster].first_head / a.shape.group;
+    CacheSlot located;
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
-      const SequencePart part = shared.part[b];
-      const int end = min(part.end, shared.position[b]);
-#pragma unroll 1
-      for (int first = part.begin; first < end; first += kSlots * kPositions) {
-        const int count = min(end - first, kSlots * kPositions);
-        uint64_t* barrier = nullptr;
-#pragma unroll 1
-        for (int i = 0; i < count; i += kPositions) {
-          NextSlot(i == 0 ? count * D * 4 : 0);
-          if (i == 0) barrier = shared.full + slot;
-          __syncwarp();
-          CopyPositions(layer, b, kv_head, part.begin, first + i, min(count - i, kPositions),
-                        barrier);
-          __syncwarp();
+      const int positions = CachedPositions(b), slots = CeilDiv(positions, kPositions);
+      if (which < slots) {
+        const int first = shared.part[b].begin + which * kPositions;
+        located.count = min(positions - which * kPositions, kPositions);
+        located.offset = first % kPageTokens;
+        located.row = which == 0 ? b : B;
+#pragma unroll
+        for (int i = 0; i < kPages; ++i) {
+          const int page = first / kPageTokens + i;
+          if (page * kPageTokens < first + located.count)
+            located.page_row[i] = PageRow(a, shared, b, kv_head, page);
         }
+        break;
       }
+      which -= slots;
+    }
+    return located;
+  }
+
+  // What the block attends to in a layer. Lanes copy a page's keys, or values, each.
+  __device__ __forceinline__ void CopyCache(const StepLayer& layer) {
+    if (cache_slots < 0) {
+      cache_slots = 0;
+#pragma unroll 1
+      for (int b = 0; b < B; ++b) cache_slots += CeilDiv(CachedPositions(b), kPositions);
+    }
+    const bf16* const pages = lane % 2 == 0 ? layer.k_pages : layer.v_pages;
+    const uint32_t to = ring_at + lane % 2 * (SlotBytes(B) / 2);
+#pragma unroll 1
+    for (int i = 0; i < cache_slots; ++i) {
+      if (i / kWarp != first_located) {
+        first_located = i / kWarp;
+        cache = LocateSlot(first_located * kWarp + lane);
+      }
+      const int count = __shfl_sync(kFullMask, cache.count, i % kWarp);
+      const int offset = __shfl_sync(kFullMask, cache.offset, i % kWarp);
+      const int turn = B == 1 ? B : __shfl_sync(kFullMask, cache.row, i % kWarp);
+      int row = 0;
+#pragma unroll
+      for (int page = 0; page < kPages; ++page) {
+        const int page_row = __shfl_sync(kFullMask, cache.page_row[page], i % kWarp);
+        if (lane / 2 == page) row = page_row;
+      }
+      NextSlot(count * D * 4);
+      if (lane == 0 && turn < B) Arrive(shared.turn + turn);
+      __syncwarp();
+      const int page_begin = lane / 2 * kPageTokens - offset;  // from the slot's first position
+      const int from = max(page_begin, 0), positions = min(count, page_begin + kPageTokens) - from;
+      if (lane < 2 * kPages && positions > 0)
+        BulkCopy(to + slot * SlotStride(B) + from * D * 2,
+                 pages + static_cast<int64_t>(row + from - page_begin) * D, positions * D * 2,
+                 full_at + slot * 8);
+      __syncwarp();
     }
   }
 
@@ -120,7 +153,7 @@ struct Copier {
 
   // What a layer needs besides weights, as soon as the step's inputs are there.
   __device__ __forceinline__ void CopyMarked(int map, const StepLayer& layer) {
-    if (!has_inputs) Wait(SharedAddress(&shared.inputs_ready), 0);
+    if (!has_inputs) NamedBarrier(kInputsBarrier, kStepBlock);
     has_inputs = true;
     if (DK != 0 && map == kCopyState) {
       CopyState(layer);

@@ -2,43 +2,12 @@
 // done to queries and the newest key before anything is attended to.
 #pragma once
 
-#include "kernels/cuda/attention_head.cuh"
+#include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/persistent_block.cuh"
 
 namespace qwend::cuda {
 
-// A warp has one or more vectors of D elements side by side.
-template <int D>
-struct HeadLanes {
-  static constexpr int kPer = 8;               // elements, a lane's
-  static constexpr int kLanes = D / kPer;      // that have a vector
-  static constexpr int kSub = kWarp / kLanes;  // vectors side by side
-  __device__ __forceinline__ static int Sub() { return threadIdx.x % kWarp / kLanes; }
-  __device__ __forceinline__ static int At() { return threadIdx.x % kLanes * kPer; }
-
-  // Over the lanes that share a head's vector.
-  __device__ __forceinline__ static float Sum(float v) {
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2)
-      v += __shfl_xor_sync(kFullMask, v, offset);
-    return v;
-  }
-};
-
-// Rounded as the cache keeps it.
-template <int N>
-__device__ __forceinline__ Packed<N> Round(float (&x)[N]) {
-  Packed<N> packed;
-#pragma unroll
-  for (int i = 0; i < N; i += 2) {
-    const __nv_bfloat162 two = __floats2bfloat162_rn(x[i], x[i + 1]);
-    packed.pairs[i / 2] = *reinterpret_cast<const uint32_t*>(&two);
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = packed[i];
-  return packed;
-}
-
+// A warp has a head, each lane kPer elements of it from `at` on.
 template <int B, int D>
 struct HeadPreparer {
   StepBlock<B>& block;
@@ -46,10 +15,11 @@ struct HeadPreparer {
   const StepShape& shape = block.a.shape;
   StepShared<B>& shared = block.shared;
 
-  using Lanes = HeadLanes<D>;
-  static constexpr int kPer = Lanes::kPer;
+  static constexpr int kPer = D / kWarp, kWords = kPer / 2;
+  static_assert(kPer <= kPieceElements);
+  using Words = uint32_t[kWords];
   const int kv_head = share.first_head / shape.group;
-  const int sub = Lanes::Sub(), at = Lanes::At();
+  const int at = block.lane * kPer;
 
   // A head whose elements from `at` on are this lane's.
   __device__ __forceinline__ void NormAndRotate(float (&x)[kPer], int b, bool query) const {
@@ -57,7 +27,7 @@ struct HeadPreparer {
       float square = 0.0f, weight[kPer];
 #pragma unroll
       for (int i = 0; i < kPer; ++i) square = fmaf(x[i], x[i], square);
-      const float inverse = rsqrtf(Lanes::Sum(square) / D + shape.head_norm_eps);
+      const float inverse = rsqrtf(WarpSum(square) / D + shape.head_norm_eps);
       LoadFloats(weight, shared.attention.norms[query ? 0 : 1] + at);
 #pragma unroll
       for (int i = 0; i < kPer; ++i) x[i] *= inverse * (shape.head_norm_offset + weight[i]);
@@ -73,12 +43,12 @@ struct HeadPreparer {
     }
   }
 
-  // Each head once for the block, in place: queries normed, rotated and scaled; the newest key and
-  // value as the cache keeps them, by the rank that has their position. The first cluster of a
-  // group writes the cache.
+  // Each head once for the block, in place: queries normed, rotated, scaled and in two halves, as
+  // TileAttention takes them; the newest key and value as the cache keeps them, by the rank that
+  // has their position. The first cluster of a group writes the cache.
   __device__ __forceinline__ void Prepare(const StepLayer& layer) const {
 #pragma unroll 1
-    for (int item = block.warp; item < B * (share.heads + 1); item += kStepWarps) {
+    for (int item = kStepWarps - 1 - block.warp; item < B * (share.heads + 1); item += kStepWarps) {
       const int b = item % B, head = item / B;
       const bool query = head < share.heads;
       const SequencePart part = shared.part[b];
@@ -87,27 +57,62 @@ struct HeadPreparer {
       float x[kPer];
       LoadFloats(x, from);
       NormAndRotate(x, b, query);
+      Words first, second;
       if (query) {
 #pragma unroll
-        for (int i = 0; i < kPer; ++i) x[i] *= shape.attention_scale;
-        if (sub == 0) StoreFloats(from, x);
+        for (int i = 0; i < kWords; ++i) {
+          const float scale = shape.score_scale;
+          const SplitPair two =
+              SplitTwo(__fmul_rn(x[2 * i], scale), __fmul_rn(x[2 * i + 1], scale));
+          first[i] = two.high;
+          second[i] = two.low;
+        }
+      } else {
+        float value[kPer];
+        LoadFloats(value, from + D);
+        Round(first, x);
+        Round(second, value);
+      }
+      __syncwarp();  // all lanes have read what is written over now
+      bf16* const head_rows = reinterpret_cast<bf16*>(shared.mixer[b] + head * D);
+      if (query) {
+        Put(head_rows, 2 * head, first);
+        Put(head_rows + D, 2 * head + 1, second);
         continue;
       }
-      float value[kPer];
-      LoadFloats(value, from + D);
-      const Packed<kPer> k = Round(x), v = Round(value);
-      if (sub != 0) continue;
-      StoreFloats(from, x);
-      StoreFloats(from + D, value);
+      const int position = shared.position[b];
+      Put(head_rows, position % 8, first);
+      Put(head_rows + 2 * D, position % 8, second);
       if (share.first_head % shape.group != 0) continue;
       const int64_t to =
-          CacheRow(block.a, shared, b, kv_head, part.begin, shared.position[b]) * D + at;
-      *reinterpret_cast<uint4*>(Global(layer.k_pages) + to) =
-          make_uint4(k.pairs[0], k.pairs[1], k.pairs[2], k.pairs[3]);
-      *reinterpret_cast<uint4*>(Global(layer.v_pages) + to) =
-          make_uint4(v.pairs[0], v.pairs[1], v.pairs[2], v.pairs[3]);
+          static_cast<int64_t>(PageRow(block.a, shared, b, kv_head, position / kPageTokens) +
+                               position % kPageTokens) *
+          D;
+      Put(Global(layer.k_pages) + to, position % 8, first);
+      Put(Global(layer.v_pages) + to, position % 8, second);
     }
     __syncwarp();
+  }
+
+ private:
+  // This lane's part of a row whose pieces have the given order.
+  __device__ __forceinline__ void Put(bf16* row, int order, const Words& words) const {
+    auto* to = reinterpret_cast<uint32_t*>(row + (at ^ order * kPieceElements));
+    if constexpr (kWords == 4) {
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    } else if constexpr (kWords == 2) {
+      *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    } else {
+      *to = words[0];
+    }
+  }
+  // As the cache keeps it.
+  __device__ __forceinline__ static void Round(Words& words, const float (&x)[kPer]) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+      words[i] = *reinterpret_cast<const uint32_t*>(&two);
+    }
   }
 };
 

@@ -107,7 +107,7 @@ struct LinearMixer {
     LoadColumns<B>(x, shared.stream[0], kMaxStepHidden + 8, block.first_column, block.rank * kBoxK);
     LoadTile(w, reinterpret_cast<const char*>(shared.gate_weights) + block.lane % kTile * 128);
     __syncwarp();
-    if (block.lane == 0) Arrive(&shared.gates_empty);
+    if (block.lane < kArrivers) Arrive(&shared.gates_empty);
     MultiplyTile(c, w, x);
     if (block.row_of_x >= B) return;
     const float2 sums = Total(c);
@@ -120,19 +120,16 @@ struct LinearMixer {
     const int heads = share.heads * kVectors;
     const int all = heads + (block.rank < block.k_blocks ? kGateVectors : 0);
     const uint32_t ready = block.ToRank(&shared.mixer_ready);
+    const int row = block.half_lane % B;
+    const float* const kept = shared.kept[row];
+    const float* const gates = shared.linear.own_gates[row] - heads * 4;
+    const uint32_t to = block.ToRank(&shared.mixer[row][block.rank * heads * 4]);
+    const uint32_t to_gates = block.ToRank(&shared.linear.gates[row][block.rank][0]) - heads * 16;
 #pragma unroll 1
-    for (int item = block.half_lane; item < B * all; item += kRanks) {
-      const int row = item % B, i = item / B;
-      const float *from, *to;
-      if (i < heads) {
-        const int head = i / kVectors, at = i % kVectors * 4;
-        from = &shared.kept[row][head * head_rows + at];
-        to = &shared.mixer[row][block.rank * heads * 4 + i * 4];
-      } else {
-        from = &shared.linear.own_gates[row][(i - heads) * 4];
-        to = &shared.linear.gates[row][block.rank][(i - heads) * 4];
-      }
-      Send(block.ToRank(to), ready, *reinterpret_cast<const uint4*>(from));
+    for (int i = block.half_lane / B; i < all; i += kRanks / B) {
+      const float* const from =
+          i < heads ? kept + i / kVectors * head_rows + i % kVectors * 4 : gates + i * 4;
+      Send((i < heads ? to : to_gates) + i * 16, ready, *reinterpret_cast<const uint4*>(from));
     }
   }
 

@@ -162,7 +162,7 @@ class Reader {
     h.rotary_half = static_cast<int>(op.rope.cos.cols());
     h.gated = static_cast<bool>(op.gate.x);
     h.head_norms = static_cast<bool>(op.norm.q);
-    h.attention_scale = op.attention.scale;
+    h.score_scale = op.attention.scale * 1.44269504f;  // log2 e
     Need(h.head_dim == 64 || h.head_dim == 128 || h.head_dim == 256, "head_dim ", h.head_dim,
          "; 64, 128 and 256 are built");
     Need(h.rotary_half <= kMaxRotaryHalf && h.rotary_half >= 8 &&

@@ -58,7 +58,10 @@ class Scheduler {
     const int units = static_cast<int>(layers_[0].down->gemv.weight.cols()) / kBoxK;
     const int at_once = units % 2 == 0 ? 2 : 1;
     shape().mlp_box_rows = at_once * kBoxK / kRanks;
-    const std::vector<int> head_shares = Even(heads, clusters_);
+    // Query heads of one key-value head that fit in one cluster share its keys and values there.
+    const int together = !linear && h.group % kMaxPassHeads == 0 ? kMaxPassHeads : 1;
+    std::vector<int> head_shares = Even(heads / together, clusters_);
+    for (int& heads_of : head_shares) heads_of *= together;
     std::vector<int> unit_shares = Even(units / at_once, clusters_);
     std::reverse(unit_shares.begin(), unit_shares.end());
     for (int& u : unit_shares) u *= at_once;

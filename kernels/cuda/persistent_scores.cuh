@@ -1,199 +1,161 @@
-// What one warp of the persistent step makes of its positions of a sequence: scores of the
-// cluster's query heads, their exponentials, and the values weighed by them.
+// What one warp of the persistent step makes of 16 positions of a sequence, a tile, on tensor
+// cores: scores of the cluster's query heads, their exponentials, and the values weighed by them;
+// and how tiles are added up, one after another, whoever made them.
 #pragma once
 
+#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/page_layout.h"
 #include "kernels/cuda/persistent_heads.cuh"
 
 namespace qwend::cuda {
 
-template <int B, int D>
-struct WarpAttention {
-  StepBlock<B>& block;
-  const ClusterShare& share;
-  StepShared<B>& shared = block.shared;
-
-  using Lanes = HeadLanes<D>;
-  static constexpr int kPer = Lanes::kPer, kLanes = Lanes::kLanes, kSub = Lanes::kSub;
-  static constexpr int kAtOnce = 4;  // positions of a lane
-  static constexpr int kHeads = kMaxPassHeads;
-  const int sub = Lanes::Sub(), at = Lanes::At();
-
-  // A lane's positions of a chunk are every kSpan-th from its first; where a warp has lanes for it,
-  // two chunks are attended to at once. After their exchange each lane has one score, for head
-  // my_head, and does the exponential for the warp.
-  static constexpr int kSpan = kStepWarps * kSub, kChunk = kSpan * kAtOnce;
-  static_assert(kChunk == kSlotPositions<B, D> * kSlotsOfChunk<B>);
-  static_assert(kHeads * kAtOnce * kChunksAtOnce<D> <= kLanes);
-  const int my_head = block.lane % kLanes / (kLanes / kHeads);
-  template <int Chunks>
-  static constexpr int kLanesEach = kLanes / (kHeads * kAtOnce * Chunks);  // with the same score
-
-  // From the lane, among those with the same positions, that has position `i` of a head.
-  template <int Chunks>
-  __device__ __forceinline__ float FromScore(float v, int head, int i) const {
-    return __shfl_sync(kFullMask, v,
-                       sub * kLanes + (head * kAtOnce * Chunks + i) * kLanesEach<Chunks>);
+// The factors for what is there and for a tile, when the tile is added: one of them is 1.
+// `largest`, of the scores that are there, becomes that of both. Scores are exponents of 2. A tile
+// that is none has -infinity, no sum and no values, and changes nothing.
+struct FoldFactors {
+  float before, tile;
+  FoldFactors() = default;
+  __device__ __forceinline__ FoldFactors(float& largest, float of_tile) {
+    const float less = Exp2(-fabsf(largest - of_tile));
+    const bool stays = largest >= of_tile;
+    before = stays ? 1.0f : less;
+    tile = stays ? less : 1.0f;
+    largest = fmaxf(largest, of_tile);
   }
-  // Over the warp's lanes of one head whose numbers differ in the bits from First on.
-  template <int First, typename Combine>
-  __device__ __forceinline__ static float OverHead(float v, Combine combine) {
+  __device__ __forceinline__ float Fold(float there, float added) const {
+    return fmaf(added, tile, __fmul_rn(there, before));
+  }
+};
+
+// Where a row of pieces is in shared memory, and which position's order they have.
+struct TileRow {
+  uint32_t at;
+  int order;
+  // Where piece 2 * `pair` + `odd` is.
+  __device__ __forceinline__ uint32_t Piece(int pair, int odd) const {
+    return at + (((odd ^ order) * 16) ^ (pair % 4 * 32)) + pair / 4 * 128;
+  }
+};
+
+// The first `count` of the 16 positions from `first` on, at least one, and where the keys and
+// values of `first` are in shared memory.
+struct TilePlace {
+  uint32_t keys, values;
+  int first, count;
+};
+
+// Products have the 16 positions, or 16 dimensions of the values, as rows, and as columns the high
+// and the low bf16 half of either head's queries or weights, twice. So lane (g, t) has, of head t %
+// 2, rows g and g + 8.
+template <int B, int D>
+struct TileAttention {
+  static constexpr int kSteps = D / 16;  // of K of the scores; parts of the values
+  // Both heads' queries as a product's second operand.
+  using Query = uint32_t[kSteps][2];
+
+  // Column `column` of row b's queries: half column % 2 of head column / 2 where that head was.
+  // Piece i lies at i ^ column.
+  __device__ __forceinline__ static TileRow QueryColumn(const StepShared<B>& shared, int b,
+                                                        int column) {
+    return {SharedAddress(shared.mixer[b] + column / 2 * D) + column % 2 * D * 2, column};
+  }
+  __device__ __forceinline__ static void LoadQuery(Query& q, const StepShared<B>& shared, int b,
+                                                   int heads) {
+    const int lane = threadIdx.x % kWarp;
+    const TileRow row = QueryColumn(shared, b, heads == 1 ? lane % 2 : lane % 4);
 #pragma unroll
-    for (int offset = First; offset < kLanes / kHeads; offset *= 2)
-      v = combine(v, __shfl_xor_sync(kFullMask, v, offset));
+    for (int s = 0; s < kSteps; s += 2) {
+      uint32_t r[4];
+      LoadMatrix4(r, row.Piece(s + lane / 16, lane / 8 % 2));
+      q[s][0] = r[0];
+      q[s][1] = r[1];
+      q[s + 1][0] = r[2];
+      q[s + 1][1] = r[3];
+    }
+  }
+
+  // N tiles side by side, of which those without positions count for nothing. scored(n, largest,
+  // sum) when all has been read of the keys, the head's largest score and the sum of the
+  // exponentials; then take(n, s, first, second) for dimensions 16 s + g and 16 s + g + 8 from
+  // where the places' values begin, `Parts` times.
+  template <int Parts, int N, typename Scored, typename Take>
+  __device__ __forceinline__ static void Attend(const TilePlace (&places)[N], const Query& q,
+                                                Scored scored, Take take) {
+    const int lane = threadIdx.x % kWarp;
+    TileRow value[N];
+    float c[N][4][4] = {};
 #pragma unroll
-    for (int offset = kLanes; offset < kWarp; offset *= 2)
+    for (int n = 0; n < N; ++n) {
+      const TileRow key = RowOf(places[n], places[n].keys, lane % 16);
+      value[n] = RowOf(places[n], places[n].values, lane % 8 + lane / 16 * 8);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        uint32_t k[4];
+        LoadMatrix4(k, key.Piece(s, lane / 16));
+        MmaBf16(c[n][s % 4], k, q[s][0], q[s][1]);
+      }
+    }
+    // The first values are asked for before the scores are there.
+    constexpr int kEarly = 4 / N;
+    uint32_t early[N][kEarly][4], weights[N][2];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int s = 0; s < kEarly; ++s)
+        LoadTransposed4(early[n][s], value[n].Piece(s, lane / 8 % 2));
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const int count = places[n].count;
+      float2 score = Total(c[n]);
+      if (lane / 4 >= count) score.x = -INFINITY;
+      if (lane / 4 + 8 >= count) score.y = -INFINITY;
+      const float largest =
+          OverRows(fmaxf(score.x, score.y), [](float a, float b) { return fmaxf(a, b); });
+      // Scores that are no numbers stay so.
+      const float p[2] = {lane / 4 < count ? Exp2(score.x - largest) : 0.0f,
+                          lane / 4 + 8 < count ? Exp2(score.y - largest) : 0.0f};
+      scored(n, largest, OverRows(p[0] + p[1], [](float a, float b) { return a + b; }));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Halves halves(p[i]);
+        const __nv_bfloat162 two = {halves.high, halves.low};
+        weights[n][i] = Transposed(*reinterpret_cast<const uint32_t*>(&two));
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < Parts; ++s) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        float sums[4] = {};
+        if (s >= kEarly) LoadTransposed4(early[n][s % kEarly], value[n].Piece(s, lane / 8 % 2));
+        MmaBf16(sums, early[n][s % kEarly], weights[n][0], weights[n][1]);
+        take(n, s, sums[0] + sums[1], sums[2] + sums[3]);
+      }
+    }
+  }
+
+  // As the two lanes of a head share its values, of part `s`: the lane's one, and its dimension.
+  __device__ __forceinline__ static float Own(float first, float second) {
+    return threadIdx.x % 4 < kMaxPassHeads ? first : second;
+  }
+  __device__ __forceinline__ static int OwnDimension(int s) {
+    const int lane = threadIdx.x % kWarp;
+    return s * 16 + lane % 4 / kMaxPassHeads * 8 + lane / 4;
+  }
+
+ private:
+  // Past the end comes the last position once more.
+  __device__ __forceinline__ static TileRow RowOf(const TilePlace& place, uint32_t rows, int i) {
+    const int row = max(min(i, place.count - 1), 0);
+    return {rows + row * D * 2, (place.first + row) % 8};
+  }
+  template <typename Combine>
+  __device__ __forceinline__ static float OverRows(float v, Combine combine) {
+#pragma unroll
+    for (int offset = 4; offset < kWarp; offset *= 2)
       v = combine(v, __shfl_xor_sync(kFullMask, v, offset));
     return v;
-  }
-
-  // The warp's largest score of this lane's head and the sum of exponentials of the lane's own
-  // scores; the values of all heads.
-  struct Sums {
-    float largest = -INFINITY, sum = 0.0f;
-    float values[kHeads][kPer] = {};
-  };
-
-  // The next `count` positions. A chunk's slots are there when the first of them is.
-  template <int Chunks>
-  __device__ __forceinline__ void AttendTo(int count, const float (&q)[kHeads][kPer],
-                                           Sums& sums) const {
-    constexpr int kPositions = kAtOnce * Chunks, kSlots = kSlotsOfChunk<B> * Chunks;
-    constexpr int kOfSlot = kPositions / kSlots;
-    int slots[kSlots];
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      if (i > 0 && i * kSlotPositions<B, D> >= count) {
-        slots[i] = slots[i - 1];
-        continue;
-      }
-      if (i % kSlotsOfChunk<B> == 0) block.AwaitSlot();
-      slots[i] = block.slot;
-      block.SkipSlots(1);
-    }
-    const int first = block.warp * kSub + sub;
-    float scores[kHeads * kPositions];
-    Packed<kPer> values[kPositions];
-#pragma unroll
-    for (int i = 0; i < kPositions; ++i) {
-      const int last = count - 1 - i / kOfSlot * kSlotPositions<B, D>;  // of the slot
-      const int position = max(min(first + i % kOfSlot * kSpan, last), 0);
-      const bf16* key =
-          reinterpret_cast<const bf16*>(block.ring + slots[i / kOfSlot] * SlotStride(B)) +
-          position * D + at;
-      Packed<kPer> k;
-      k.Load(key);
-      values[i].Load(key + SlotBytes(B) / 4);
-      float keys[kPer];
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) keys[j] = k[j];
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) scores[h * kPositions + i] = Dot(q[h], keys);
-    }
-    // All is in registers.
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      if (i == 0 || i * kSlotPositions<B, D> < count) block.ReleaseSlot(slots[i], 1);
-    }
-    float score = SumHalves<kHeads * kPositions, kLanes / 2, 1>(scores, block.lane);
-    const int mine = block.lane % kLanes / kLanesEach<Chunks> % kPositions;
-    if (first + mine * kSpan >= count) score = -INFINITY;
-    const float most =
-        fmaxf(sums.largest,
-              OverHead<kLanesEach<Chunks>>(score, [](float a, float b) { return fmaxf(a, b); }));
-    const bool none = most == -INFINITY;
-    // Scores that are no numbers must not vanish.
-    const float p = none ? (score == -INFINITY ? 0.0f : score) : __expf(score - most);
-    const float old = none ? 0.0f : __expf(sums.largest - most);
-    sums.largest = most;
-    sums.sum = fmaf(sums.sum, old, block.lane % kLanesEach<Chunks> == 0 ? p : 0.0f);
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float rescale = FromScore<Chunks>(old, h, 0);
-#pragma unroll
-      for (float& v : sums.values[h]) v *= rescale;
-    }
-#pragma unroll
-    for (int i = 0; i < kPositions; ++i) {
-      float weights[kHeads];
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) weights[h] = FromScore<Chunks>(p, h, i);
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) {
-        const float value = values[i][j];
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h)
-          sums.values[h][j] = fmaf(weights[h], value, sums.values[h][j]);
-      }
-    }
-  }
-
-  // The newest position, which is not in the pages yet.
-  __device__ __forceinline__ void AttendToNewest(int b, const float (&q)[kHeads][kPer],
-                                                 Sums& sums) const {
-    float key[kPer], value[kPer], mine = 0.0f;
-    LoadFloats(key, shared.mixer[b] + share.heads * D + at);
-    LoadFloats(value, shared.mixer[b] + (share.heads + 1) * D + at);
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float score = Lanes::Sum(Dot(q[h], key));
-      if (my_head == h) mine = score;
-    }
-    const float most = fmaxf(sums.largest, mine), p = __expf(mine - most),
-                old = __expf(sums.largest - most);
-    const bool first = sub == 0;
-    sums.largest = most;
-    sums.sum = fmaf(sums.sum, old, block.lane % (kLanes / kHeads) == 0 && first ? p : 0.0f);
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      const float rescale = FromScore<1>(old, h, 0), weight = FromScore<1>(p, h, 0);
-#pragma unroll
-      for (int j = 0; j < kPer; ++j) {
-        const float before = __fmul_rn(sums.values[h][j], rescale);
-        sums.values[h][j] = first ? fmaf(weight, value[j], before) : before;
-      }
-    }
-  }
-
-  // This warp's positions of this rank's part of row b's sequence.
-  __device__ __forceinline__ void Attend(int b, Sums& sums) {
-    const SequencePart part = shared.part[b];
-    const int positions = min(part.end, shared.position[b]) - part.begin;
-    float q[kHeads][kPer];
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h)
-      LoadFloats(q[h], shared.mixer[b] + min(h, share.heads - 1) * D + at);
-    int left = positions;
-    if constexpr (kChunksAtOnce<D> == 2) {
-#pragma unroll 1
-      for (; left > kChunk; left -= 2 * kChunk) AttendTo<2>(min(left, 2 * kChunk), q, sums);
-    }
-#pragma unroll 1
-    for (; left > 0; left -= kChunk) AttendTo<1>(min(left, kChunk), q, sums);
-    if (part.owner == block.rank && block.warp == kStepWarps - 1) AttendToNewest(b, q, sums);
-    __syncwarp();
-  }
-
-  // The warp's sums of `Count` heads from `First` on, to places from `unit` on.
-  template <int First, int Count>
-  __device__ __forceinline__ void PutSums(int unit, Sums& sums) const {
-    constexpr int kValues = Count * kPer, kLeft = kValues / kSub;  // a lane's, of all; at the end
-    static_assert(kLeft % 4 == 0);
-    float values[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) values[i] = sums.values[First + i / kPer][i % kPer];
-    SumHalves<kValues, kWarp / 2, kLanes>(values, block.lane);
-#pragma unroll
-    for (int i = 0; i < kLeft; i += 4) {
-      const int value = sub * kLeft + i, head = unit + value / kPer;
-      float* to = shared.warp_values + (head * kStepWarps + block.warp) * D + at + value % kPer;
-      *reinterpret_cast<float4*>(to) =
-          make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
-    }
-    const float sum = OverHead<1>(sums.sum, [](float a, float b) { return a + b; });
-    const int head = my_head - First;
-    if (block.lane % (kLanes / kHeads) == 0 && sub == 0 && head >= 0 && head < Count)
-      shared.attention.warp_softmax[unit + head][block.warp] = make_float2(sums.largest, sum);
-    __syncwarp();
   }
 };
 

@@ -10,9 +10,20 @@
 namespace qwend::cuda {
 
 template <int B>
-constexpr int kCachedPages = B == 8 ? 16 : 32;  // of a rank's share of a sequence
-constexpr int kConsumerBarrier = 1;
+constexpr int kCachedPages = B == 8 ? 16 : 32;    // of a rank's share of a sequence
+constexpr int kStepBlock = kStepThreads + kWarp;  // with the copying warp
+// Named barriers: of the computing warps, and from them to the copying warp when the step's inputs
+// and tables are in shared memory.
+constexpr int kConsumerBarrier = 1, kInputsBarrier = 2;
 static_assert(kMaxStepHidden / kRanks == 2 * kWarp);  // two rows of the stream for each lane
+
+// Threads of a warp that arrive when the warp is done with a slot. For racecheck every lane does:
+// it takes only whoever arrives for done with what it has read, whatever the warp's own barrier.
+#ifdef QWEND_RACECHECK
+constexpr int kArrivers = kWarp;
+#else
+constexpr int kArrivers = 1;
+#endif
 
 // The computing warps are two groups. Up to four rows of x they take a phase's slots of weights by
 // turns, but share those of an output matrix, two blocks each; of eight rows each group has four,
@@ -78,16 +89,9 @@ __device__ __forceinline__ int StateRow(const StepArguments& a, int slot, const 
          head;
 }
 
-// Attention: keys and values come through the ring, so many positions of a head of D in a slot. A
-// warp takes up those of 32 KB together, whatever the rows.
+// Attention: keys and values come through the ring, so many positions of a head of D in a slot.
 template <int B, int D>
 constexpr int kSlotPositions = SlotBytes(B) / (4 * D);
-template <int B>
-constexpr int kSlotsOfChunk = kSlotBytes / SlotBytes(B);
-// Two such chunks at once where a warp has lanes for their scores. Not for 256 dimensions: few
-// layers have those, and the second variant's code would come from outside the instruction cache.
-template <int D>
-constexpr int kChunksAtOnce = D == 128 ? 2 : 1;
 
 // A rank's part of a sequence, and who has its last position.
 struct SequencePart {
@@ -101,29 +105,20 @@ __device__ __forceinline__ SequencePart PartOf(int last, int rank) {
 template <int B>
 struct StepShared {
   static constexpr int kPartStride = kTilesAtOnce * kTile * B;
-  // Room for what the warps make of heads before their merger.
-  static constexpr int kWarpValues = (B <= 2 ? 1 : B / 2) * kStepWarps * 256;
-
   alignas(128) bf16 gate_weights[2 * kMaxValueHeads * kBoxK];
   // Activations as columns of a product are the high and the low bf16 half of each row.
+  alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
+  alignas(16) float mixer[B][kMixerFloats];            // heads, each from all ranks
   union {
+    alignas(16) bf16 slice[2 * B][kMaxSliceK + 8];  // what the mixer or the MLP made
+    // A linear layer's convolution, until this rank's heads have been sent.
     struct {
-      alignas(16) bf16 stream[2 * B][kMaxStepHidden + 8];  // normed but for the norm's own factor
-      alignas(16) float mixer[B][kMixerFloats];            // heads, each from all ranks
-      union {
-        alignas(16) bf16 slice[2 * B][kMaxSliceK + 8];  // what the mixer or the MLP made
-        // A linear layer's convolution, until this rank's heads have been sent.
-        struct {
-          alignas(16) float4 weights[kMaxChannels<B>];
-          float samples[kConvWidth - 1][kMaxChannels<B>];
-        } conv;
-      };
-    };
-    // Each warp's values, while a block attends to a row and has its queries. They may cover the
-    // stream, and of one row alone the mixer: never the slice, into which ranks that are ahead
-    // send.
-    alignas(16) float warp_values[kWarpValues];
+      alignas(16) float4 weights[kMaxChannels<B>];
+      float samples[kConvWidth - 1][kMaxChannels<B>];
+    } conv;
   };
+  // What became of the newest position, where warps attend to one row together.
+  alignas(16) float newest_values[B == 1 ? kMaxPassHeads * (256 + kTile) : 4];
   // This rank's rows of a mixer's projection, and what goes to every rank. Only this block touches
   // either: a row of x takes the place where it was kept, by the warp that has read it.
   static constexpr int kKept = kTilesAtOnce * kTile + 8;
@@ -146,9 +141,9 @@ struct StepShared {
     } linear;
     struct {
       float2 softmax[B][kMaxPassHeads][kRanks];  // each rank's largest score and sum
-      alignas(16) float2
-          warp_softmax[B * kMaxPassHeads][kStepWarps];  // each warp's largest score and sum
-      alignas(16) float norms[2][256];                  // queries', keys'
+      // Each tile's, of two rounds by turns, and the newest position's.
+      float2 tile_softmax[3][kStepWarps][kMaxPassHeads];
+      alignas(16) float norms[2][256];  // queries', keys'
     } attention;
   };
   uint32_t token[kRanks];
@@ -169,8 +164,9 @@ struct StepShared {
   };
   float2 published[2][kPublished<B>];  // what each thread added to the words of each buffer
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
-  uint64_t stream_ready, slice_ready, mixer_ready, merge_ready, inputs_ready;
+  uint64_t stream_ready, slice_ready, mixer_ready, merge_ready;
   uint64_t gates_full, gates_empty;
+  uint64_t turn[B];  // of each row's warp: its first slot of a layer's cache is on its way
 };
 
 // A float as two bf16, the second what the first lacks. Where a product becomes two halves it is
@@ -192,16 +188,22 @@ __device__ __forceinline__ SplitPair SplitTwo(float a, float b) {
   return {*reinterpret_cast<const uint32_t*>(&h), *reinterpret_cast<const uint32_t*>(&l)};
 }
 
-// A few floats from and to 16 bytes' addresses.
+// A few floats from an address that is a multiple of their size, at most 16 bytes.
 template <int N>
 __device__ __forceinline__ void LoadFloats(float (&x)[N], const float* from) {
+  if constexpr (N == 2) {
+    const float2 v = *reinterpret_cast<const float2*>(from);
+    x[0] = v.x;
+    x[1] = v.y;
+  } else {
 #pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const float4 v = *reinterpret_cast<const float4*>(from + i);
-    x[i] = v.x;
-    x[i + 1] = v.y;
-    x[i + 2] = v.z;
-    x[i + 3] = v.w;
+    for (int i = 0; i < N; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from + i);
+      x[i] = v.x;
+      x[i + 1] = v.y;
+      x[i + 2] = v.z;
+      x[i + 3] = v.w;
+    }
   }
 }
 template <int N>
@@ -218,12 +220,25 @@ __device__ __forceinline__ T* Global(T* p) {
   return p;
 }
 
-// The logistic function, SiLU and log(1 + exp(x)) by the hardware's exponential, logarithm and
-// quotient, some 1e-6 exact.
-__device__ __forceinline__ float QuickSigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + __expf(-x));
+// Two to the power of x, and 1 / x, by the hardware's one instruction: 2 ulp; what is below the
+// normal numbers is zero.
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
-__device__ __forceinline__ float QuickSilu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The logistic function, SiLU and log(1 + exp(x)), some 1e-6 exact.
+__device__ __forceinline__ float QuickSigmoid(float x) {
+  constexpr float kLog2E = 1.44269504f;
+  return Reciprocal(1.0f + Exp2(x * -kLog2E));
+}
+__device__ __forceinline__ float QuickSilu(float x) { return __fmul_rn(x, QuickSigmoid(x)); }
 __device__ __forceinline__ float QuickSoftplus(float x) {
   return x > 20.0f ? x : __logf(1.0f + __expf(x));
 }
@@ -235,14 +250,12 @@ __device__ __forceinline__ int PageRow(const StepArguments& a, int b, int kv_hea
          kPageTokens;
 }
 
-// The row of a position of the part of row b's sequence that begins at `begin`.
+// The same for a page of this rank's part of the sequence, most often from shared memory.
 template <int B>
-__device__ __forceinline__ int64_t CacheRow(const StepArguments& a, const StepShared<B>& shared,
-                                            int b, int kv_head, int begin, int position) {
-  const int index = position / kPageTokens - begin / kPageTokens;
-  const int first = index < kCachedPages<B> ? shared.page_rows[b][index]
-                                            : PageRow(a, b, kv_head, position / kPageTokens);
-  return first + position % kPageTokens;
+__device__ __forceinline__ int PageRow(const StepArguments& a, const StepShared<B>& shared, int b,
+                                       int kv_head, int page) {
+  const int index = page - shared.part[b].begin / kPageTokens;
+  return index < kCachedPages<B> ? shared.page_rows[b][index] : PageRow(a, b, kv_head, page);
 }
 
 }  // namespace qwend::cuda

@@ -181,11 +181,10 @@ struct Step {
 
   __device__ __forceinline__ void MultiplySlice(Half half, int blocks) {
     if (blocks == 0) return block.PublishNothing();
-    block.template MultiplySlice<DK == 64 ? 1 : 2>(blocks, [&](int row, int k_block) {
-      return DK != 0 && half == Half::kLinear
-                 ? block.shared.linear.head_factor[row][k_block * kBoxK / kLinearDim]
-                 : 1.0f;
-    });
+    block.template MultiplySlice<DK == 64 ? 1 : 2>(
+        blocks, DK != 0 && half == Half::kLinear, [&](int row, int k_block) {
+          return block.shared.linear.head_factor[row][k_block * kBoxK / kLinearDim];
+        });
   }
 
   __device__ __forceinline__ void Run(const StepLayer* layers) {
@@ -249,8 +248,6 @@ constexpr int kStepRingBytes = kRingSlots<B>* SlotStride(B);
 template <int B>
 constexpr int kStepSharedBytes = (sizeof(StepShared<B>) + 15) / 16 * 16;
 
-constexpr int kStepBlock = kStepThreads + kWarp;
-
 template <int B, int D, int DK>
 __global__ void __launch_bounds__(kStepBlock, 1)
     PersistentStepKernel(const __grid_constant__ StepArguments a) {
@@ -263,33 +260,33 @@ __global__ void __launch_bounds__(kStepBlock, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kRingSlots<B>; ++i) {
       InitBarrier(shared.full + i, 1);
-      InitBarrier(shared.empty + i, kStepWarps);
+      InitBarrier(shared.empty + i, kStepWarps * kArrivers);
     }
     for (uint64_t* b : {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready,
-                        &shared.merge_ready, &shared.inputs_ready, &shared.gates_full}) {
+                        &shared.merge_ready, &shared.gates_full}) {
       InitBarrier(b, 1);
     }
-    InitBarrier(&shared.gates_empty, kTakeTurns<B> ? 1 : kGroups);
+    for (uint64_t& turn : shared.turn) InitBarrier(&turn, 1);
+    InitBarrier(&shared.gates_empty, (kTakeTurns<B> ? 1 : kGroups) * kArrivers);
     for (int& items : shared.states_done) items = 0;
     FenceBarrierInit();
   }
-  __syncthreads();
+  // Everybody's barriers are there. (Arriving here and waiting later would let the copies begin at
+  // once, but racecheck does not come through such a kernel.)
+  ArriveAtCluster();
+  AwaitCluster();
   if (threadIdx.x >= kStepThreads) {
-    ArriveAtCluster();
     Copier<B, D, DK>{a, shared, ring, layers}.Run();
     __syncwarp();
-    AwaitCluster();
   } else {
-    ArriveAtCluster();
     const int words = a.shape.layers * static_cast<int>(sizeof(StepLayer) / 8);
 #pragma unroll 1
     for (int i = threadIdx.x; i < words; i += kStepThreads)
       reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(a.layers)[i];
     cudaGridDependencySynchronize();  // for the step's inputs
     TakeInputs<B>(a, shared, static_cast<int>(ClusterRank()));
+    ArriveAtBarrier(kInputsBarrier, kStepBlock);
     NamedBarrier(kConsumerBarrier, kStepThreads);
-    if (threadIdx.x == 0) Arrive(&shared.inputs_ready);
-    AwaitCluster();
     StepBlock<B> block(a, shared, ring);
     Step<B, D, DK>{a, block}.Run(layers);
     __syncwarp();

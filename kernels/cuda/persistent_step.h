@@ -106,7 +106,8 @@ struct StepShape {
   // Attention layers.
   int head_dim = 0, kv_heads = 0, group = 0, rotary_half = 0;
   bool gated = false, head_norms = false;
-  float attention_scale = 0.0f, head_norm_offset = 0.0f, head_norm_eps = 0.0f;
+  float head_norm_offset = 0.0f, head_norm_eps = 0.0f;
+  float score_scale = 0.0f;  // of queries, for scores that are exponents of 2
 };
 
 struct StepArguments {

@@ -61,7 +61,9 @@ __global__ void __launch_bounds__(kFlashWarps* kWarp)
     for (int i = threadIdx.x; i < kFlashKeys * D; i += blockDim.x) {
       const int j = i / D, position = p0 + j;
       const bool valid = position < last;
-      const int64_t at = valid ? PagedOffset(pages, position, kv_head, kv_heads, D) + i % D : 0;
+      const int64_t at = valid ? PagedOffset(pages, position, kv_head, kv_heads, D) +
+                                     PageColumn(i % D, position, D)
+                               : 0;
       sh.k[j][i % D] = valid ? ToFloat(k_pages[at]) : 0.0f;
       sh.v[j][i % D] = valid ? ToFloat(v_pages[at]) : 0.0f;
     }

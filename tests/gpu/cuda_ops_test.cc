@@ -221,8 +221,8 @@ TEST_F(CudaOps, PagedAttention) {
   for (const Case& c : cases) {
     Twin& t = *twin_;
     const Step s = MakeStep(c.counts, c.starts);
-    const Handle k_pages = t.Random(DType::kBF16, {s.pages, c.kv_heads, kPageTokens, c.dim});
-    const Handle v_pages = t.Random(DType::kBF16, {s.pages, c.kv_heads, kPageTokens, c.dim});
+    const Handle k_pages = t.Pages(s.pages, c.kv_heads, c.dim),
+                 v_pages = t.Pages(s.pages, c.kv_heads, c.dim);
     const Handle q = t.Random(DType::kF32, {s.rows, c.heads, c.dim}),
                  k = t.Random(DType::kF32, {s.rows, c.kv_heads, c.dim});
     const Handle val = t.Random(DType::kF32, {s.rows, c.kv_heads, c.dim});

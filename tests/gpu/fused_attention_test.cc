@@ -49,8 +49,8 @@ struct Decode {
     k_weight = t.Random(DType::kF32, {dim}, 0.3f);
     cos = t.Random(DType::kF32, {longest, rotary_dim / 2}, 0.8f);
     sin = t.Random(DType::kF32, {longest, rotary_dim / 2}, 0.8f);
-    k_pages = t.Random(DType::kBF16, {pages, kv_heads, kPageTokens, dim});
-    v_pages = t.Random(DType::kBF16, {pages, kv_heads, kPageTokens, dim});
+    k_pages = t.Pages(pages, kv_heads, dim);
+    v_pages = t.Pages(pages, kv_heads, dim);
   }
   void Outputs(Twin& t, int rows) {
     slots = t.Poisoned(DType::kI32, {rows});
@@ -126,7 +126,8 @@ TEST_F(FusedAttention, DecodeAttention) {
   for (const int dim : {16, 32, 64, 128, 256}) {
     for (const auto& [heads, kv_heads] :
          {std::pair{1, 1}, {4, 4}, {8, 4}, {8, 2}, {16, 2}, {16, 1}, {6, 2}}) {
-      twin_ = std::make_unique<Twin>(*cpu_, *cuda_, twin_->random()());  // pools are large
+      twin_ =
+          std::make_unique<Twin>(*cpu_, *cuda_, OnCuda(), twin_->random()());  // pools are large
       Twin& t = *twin_;
       Decode d{.heads = heads,
                .kv_heads = kv_heads,

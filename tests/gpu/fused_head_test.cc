@@ -101,7 +101,7 @@ TEST_F(FusedHead, TokensAndLogits) {
                         {1024, 248320, {1, 2, 8}},
                         {896, 151936, {1, 3}}};
   for (const Case& c : cases) {
-    twin_ = std::make_unique<Twin>(*cpu_, *cuda_, twin_->random()());  // tables are large
+    twin_ = std::make_unique<Twin>(*cpu_, *cuda_, OnCuda(), twin_->random()());  // tables are large
     Twin& t = *twin_;
     Head h(t, c.k, c.vocab);
     std::vector<int> ids(h.limit);

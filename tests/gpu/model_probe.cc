@@ -8,10 +8,10 @@
 // model_probe replay MODEL BACKEND PLAN IDS N
 //   N decode steps, in rounds from the same state: bits and device memory must stay. Every 10,000
 //   steps, and at the end, a line with the mean and the longest step so far.
-// model_probe bits MODEL BACKEND PLAN IDS N
+// model_probe bits MODEL BACKEND PLAN IDS N [GROWTH]
 //   N greedy decode steps of the first and the last of eight sequences alone, then of all eight in
 //   one batch, whose logits must have the same bits; a line with a hash of them all, which another
-//   run must print too.
+//   run must print too. The prompt of sequence i, from 0 on, is the ids 1 + i * GROWTH times (0).
 // model_probe fault MODEL BACKEND PLAN IDS
 //   A decode step that reads where no memory is: the device's error must come out within 5 s.
 // model_probe diff MODEL BACKEND PLAN IDS TOLERANCE [table] [log]
@@ -208,21 +208,25 @@ uint64_t Hash(const float* logits, size_t count) {
   return hash;
 }
 
-// Greedy decoding of some sequences side by side, each from the ids turned by its number: the hash
-// of each step's logits, sequence by sequence.
+// Greedy decoding of some sequences side by side, each from the ids turned by its number and
+// repeated by it: the hash of each step's logits, sequence by sequence.
 std::vector<std::vector<uint64_t>> HashSteps(Probe& probe, const std::vector<int32_t>& ids,
-                                             const std::vector<int>& sequences, int count) {
+                                             const std::vector<int>& sequences, int count,
+                                             int growth) {
+  const auto length = [&](int s) { return static_cast<int>(ids.size()) * (1 + s * growth); };
   std::vector<int32_t> tokens;
   for (int s : sequences) {
     std::vector<int32_t> turned = ids;
     std::rotate(turned.begin(), turned.begin() + s % static_cast<int>(ids.size()), turned.end());
+    while (static_cast<int>(turned.size()) < length(s))
+      turned.push_back(turned[turned.size() - ids.size()]);
     tokens.push_back(probe.PrefillAll(turned, s));
   }
   std::vector<std::vector<uint64_t>> hashes(sequences.size());
   for (int step = 0; step < count; ++step) {
     std::vector<DecodeRow> rows;
     for (size_t i = 0; i < sequences.size(); ++i)
-      rows.push_back(probe.Row(tokens[i], static_cast<int>(ids.size()) + step, sequences[i]));
+      rows.push_back(probe.Row(tokens[i], length(sequences[i]) + step, sequences[i]));
     const std::span<const int32_t> next = probe.runner->Decode(rows);
     tokens.assign(next.begin(), next.end());
     const std::vector<float> logits =
@@ -236,12 +240,12 @@ std::vector<std::vector<uint64_t>> HashSteps(Probe& probe, const std::vector<int
   return hashes;
 }
 
-void Bits(Probe& probe, const std::vector<int32_t>& ids, int count) {
+void Bits(Probe& probe, const std::vector<int32_t>& ids, int count, int growth) {
   std::vector<int> all(kSequences);
   std::iota(all.begin(), all.end(), 0);
-  const auto together = HashSteps(probe, ids, all, count);
+  const auto together = HashSteps(probe, ids, all, count, growth);
   for (int s : {0, kSequences - 1}) {
-    const auto alone = HashSteps(probe, ids, {s}, count);
+    const auto alone = HashSteps(probe, ids, {s}, count, growth);
     for (int step = 0; step < count; ++step) {
       if (alone[0][step] != together[s][step])
         Die("sequence " + std::to_string(s) + ", step " + std::to_string(step) +
@@ -299,12 +303,13 @@ void Diff(Probe& cpu, Probe& probe, const std::vector<int32_t>& ids, double tole
 
 int Main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
-  if (mode == "fault" ? argc != 6 : argc < 7 || (argc > 7 && mode != "diff")) {
+  if (mode == "fault" ? argc != 6
+                      : argc < 7 || (argc > 7 && mode != "diff" && (argc > 8 || mode != "bits"))) {
     Die("usage:\n"
         "  model_probe logits MODEL BACKEND PLAN IDS OUT\n"
         "  model_probe greedy MODEL BACKEND PLAN IDS N\n"
         "  model_probe replay MODEL BACKEND PLAN IDS N\n"
-        "  model_probe bits   MODEL BACKEND PLAN IDS N\n"
+        "  model_probe bits   MODEL BACKEND PLAN IDS N [GROWTH]\n"
         "  model_probe fault  MODEL BACKEND PLAN IDS\n"
         "  model_probe diff   MODEL BACKEND PLAN IDS TOLERANCE [table] [log]\n"
         "BACKEND: cpu or cuda; PLAN: explicit, fused, persistent or auto; "
@@ -319,9 +324,12 @@ int Main(int argc, char** argv) {
   const int steps = mode == "greedy" || mode == "bits" ? count
                     : mode == "replay"                 ? kReplayRound
                                                        : 0;
-  if (steps > std::numeric_limits<int>::max() - static_cast<int>(ids.size()) - 1)
-    Die("N is " + last + ", more than a context holds");
-  const int context = static_cast<int>(ids.size()) + steps + 1;
+  const int growth = argc > 7 && mode == "bits" ? Count("GROWTH", argv[7], 0) : 0;
+  const int64_t tokens =
+      static_cast<int64_t>(ids.size()) * (1 + (kSequences - 1) * int64_t{growth}) + steps + 1;
+  if (tokens > std::numeric_limits<int>::max())
+    Die("N is " + last + " and GROWTH " + std::to_string(growth) + ", more than a context holds");
+  const auto context = static_cast<int>(tokens);
   Probe probe(argv[2], argv[3], argv[4], context, mode == "bits" ? kSequences : 1);
   if (mode == "logits") {
     Logits(probe, ids, last);
@@ -330,7 +338,7 @@ int Main(int argc, char** argv) {
   } else if (mode == "replay") {
     Replay(probe, ids, count);
   } else if (mode == "bits") {
-    Bits(probe, ids, count);
+    Bits(probe, ids, count, growth);
   } else if (mode == "fault") {
     Fault(probe, ids);
   } else if (mode == "diff") {

@@ -11,7 +11,8 @@ build=${1:-build}
   { echo "pack.sh: $build was built without CUDA, or not yet" >&2; exit 1; }
 rm -rf .gpu/bin .gpu/lib .gpu/pack.tgz
 mkdir -p .gpu/bin .gpu/lib
-for name in qwend qwend-client qwend-bench model_probe cuda_ops_test fused_ops_test cuda_model_test; do
+cmake --build "$build" --target model_probe_racecheck >/dev/null
+for name in qwend qwend-client qwend-bench model_probe model_probe_racecheck cuda_ops_test fused_ops_test cuda_model_test; do
   [ -x "$build/bin/$name" ] || { echo "pack.sh: no $build/bin/$name yet; build all of it" >&2; exit 1; }
   strip -o ".gpu/bin/$name" "$build/bin/$name"
   ldd "$build/bin/$name" | awk '$3 ~ /^\// {print $3}'

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "kernels/bf16.h"
+#include "kernels/cuda/page_layout.h"
 #include "kernels/op_check.h"
 
 namespace qwend::gpu {
@@ -37,8 +38,14 @@ int64_t Count(std::initializer_list<int64_t> shape) {
 
 Handle Twin::Add(const std::vector<char>& bytes, DType dtype,
                  std::initializer_list<int64_t> shape) {
-  const int64_t size = static_cast<int64_t>(bytes.size());
+  return Add(bytes, bytes, dtype, shape);
+}
+
+Handle Twin::Add(const std::vector<char>& cpu_bytes, const std::vector<char>& cuda_bytes,
+                 DType dtype, std::initializer_list<int64_t> shape) {
+  const int64_t size = static_cast<int64_t>(cpu_bytes.size());
   for (Backend* backend : {&cpu_, &cuda_}) {
+    const std::vector<char>& bytes = backend == &cpu_ ? cpu_bytes : cuda_bytes;
     Buffer buffer = backend->Allocate(size + 2 * kGuard);
     const std::vector<unsigned char> guard(kGuard, kGuardByte);
     char* base = static_cast<char*>(buffer.data());
@@ -59,6 +66,36 @@ Handle Twin::Random(DType dtype, std::initializer_list<int64_t> shape, float spr
   std::vector<float> values(Count(shape));
   for (float& v : values) v = normal(random_);
   return Add(Encode(values, dtype), dtype, shape);
+}
+
+// Each way: whose place an element has also has its.
+std::vector<float> Twin::InPageLayout(const std::vector<float>& values, int64_t head_dim) const {
+  if (!on_cuda_) return values;
+  const int dim = static_cast<int>(head_dim);
+  std::vector<float> moved(values.size());
+  for (size_t row = 0; row < values.size() / dim; ++row) {
+    const int position = static_cast<int>(row % kPageTokens);
+    for (int i = 0; i < dim; ++i)
+      moved[row * dim + cuda::PageColumn(i, position, dim)] = values[row * dim + i];
+  }
+  return moved;
+}
+
+Handle Twin::Pages(int64_t pages, int64_t kv_heads, int64_t head_dim) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(pages * kv_heads * kPageTokens * head_dim);
+  for (float& v : values) v = normal(random_);
+  const Handle h =
+      Add(Encode(values, DType::kBF16), Encode(InPageLayout(values, head_dim), DType::kBF16),
+          DType::kBF16, {pages, kv_heads, kPageTokens, head_dim});
+  pages_.insert(h.index);
+  return h;
+}
+
+std::vector<float> Twin::Cuda(Handle h) {
+  const TensorView& view = cuda_views_[h.index];
+  const std::vector<float> values = Read(cuda_, view);
+  return pages_.contains(h.index) ? InPageLayout(values, view.dim(3)) : values;
 }
 
 Handle Twin::Poisoned(DType dtype, std::initializer_list<int64_t> shape) {
@@ -218,7 +255,7 @@ void TwinTest::SetUp() {
   RecordProperty("seed", std::to_string(seed));
   trace_ =
       std::make_unique<::testing::ScopedTrace>(__FILE__, __LINE__, "seed " + std::to_string(seed));
-  twin_ = std::make_unique<Twin>(*cpu_, *cuda_, seed);
+  twin_ = std::make_unique<Twin>(*cpu_, *cuda_, OnCuda(), seed);
 }
 
 }  // namespace qwend::gpu

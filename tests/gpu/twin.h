@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,14 @@ class Twin {
   // Picks one side's view of a tensor; an empty handle gives an empty view.
   using Side = std::function<TensorView(Handle)>;
 
-  Twin(Backend& cpu, Backend& cuda, uint64_t seed) : cpu_(cpu), cuda_(cuda), random_(seed) {}
+  // `cuda` may be a second CPU backend.
+  Twin(Backend& cpu, Backend& cuda, bool on_cuda, uint64_t seed)
+      : cpu_(cpu), cuda_(cuda), on_cuda_(on_cuda), random_(seed) {}
 
   // Normal values with the given spread, rounded to `dtype`.
   Handle Random(DType dtype, std::initializer_list<int64_t> shape, float spread = 1.0f);
+  // Key or value pages, [P, KH, 64, D], bf16: on each side in its own layout.
+  Handle Pages(int64_t pages, int64_t kv_heads, int64_t head_dim);
   // Filled with NaN (or -1 for i32) on both sides, between guard bands: an output.
   Handle Poisoned(DType dtype, std::initializer_list<int64_t> shape);
   Handle Ints(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape);
@@ -46,7 +51,7 @@ class Twin {
   void Run(const std::function<Op(const Side&)>& make);
 
   std::vector<float> Cpu(Handle h) { return Read(cpu_, cpu_views_[h.index]); }
-  std::vector<float> Cuda(Handle h) { return Read(cuda_, cuda_views_[h.index]); }
+  std::vector<float> Cuda(Handle h);
 
   // ||cuda - cpu|| / ||cpu|| of the whole tensor is at most `tolerance`, nothing is NaN, and the
   // guard bands still stand.
@@ -59,14 +64,19 @@ class Twin {
   static constexpr int64_t kGuard = 256;
   static constexpr unsigned char kGuardByte = 0xA5;
   Handle Add(const std::vector<char>& bytes, DType dtype, std::initializer_list<int64_t> shape);
+  Handle Add(const std::vector<char>& cpu_bytes, const std::vector<char>& cuda_bytes, DType dtype,
+             std::initializer_list<int64_t> shape);
+  std::vector<float> InPageLayout(const std::vector<float>& values, int64_t head_dim) const;
   std::vector<float> Read(Backend& backend, const TensorView& view);
   void ExpectGuards(Handle h, const std::string& what);
 
   Backend& cpu_;
   Backend& cuda_;
+  const bool on_cuda_;
   std::mt19937_64 random_;
   std::vector<Buffer> buffers_;
   std::vector<TensorView> cpu_views_, cuda_views_;
+  std::set<int> pages_;        // handles of pages
   std::vector<char*> guards_;  // the CUDA side's allocation, null for cuts
 };
 

@@ -1,0 +1,27 @@
+// Where an element of a position's key or value lies in its row of a page on a CUDA device. A row
+// keeps its elements in pieces of eight, which change places from position to position: so the same
+// piece of eight neighbouring positions, copied to shared memory as they are, lies in different
+// banks, as the tensor cores' loads want it. Whoever reads or writes a page goes by this.
+#pragma once
+
+#ifdef __CUDACC__
+#define QWEND_HOST_DEVICE __host__ __device__
+#else
+#define QWEND_HOST_DEVICE
+#endif
+
+namespace qwend::cuda {
+
+constexpr int kPieceElements = 8;
+
+// Whose place piece `i` of a position has. Of heads that are no multiple of 64 pieces stay.
+QWEND_HOST_DEVICE constexpr int PieceAt(int i, int position, int head_dim) {
+  return head_dim % 64 == 0 ? i ^ (position % 8) : i;
+}
+
+// The place of element `i`; elements of a piece stay together.
+QWEND_HOST_DEVICE constexpr int PageColumn(int i, int position, int head_dim) {
+  return PieceAt(i / kPieceElements, position, head_dim) * kPieceElements + i % kPieceElements;
+}
+
+}  // namespace qwend::cuda
