@@ -34,7 +34,9 @@ struct AttentionMixer {
 
   using Tiles = TileAttention<B, D>;
   using Query = typename Tiles::Query;
-  uint32_t turn_parity = 0;
+  // A bit for each barrier of row_ready, whose phase it is, and which of the two the layer has.
+  uint32_t row_parity = 0;
+  int layer_turn = 0;
   static constexpr int kTilesOfSlot = kSlotPositions<B, D> / kTile;
 
   // Of this rank's part of row b's sequence, what is in the pages.
@@ -73,12 +75,12 @@ struct AttentionMixer {
   static constexpr int kTeamWarps = D == 256 || (D == 128 && B < kStepWarps) ? 2 : 1,
                        kTeams = kStepWarps / kTeamWarps;
   static constexpr int kRowParts = Tiles::kSteps / kTeamWarps;
-  static constexpr int kTilesAtOnce = D <= 128 && kTilesOfSlot % 2 == 0 ? 2 : 1;
+  static constexpr int kTilesTogether = D <= 128 && kTilesOfSlot % 2 == 0 ? 2 : 1;
   static_assert(kTeamWarps == 1 || kRowParts % 4 == 0);
 
   // This rank's part of each sequence, its tiles in order and the newest position last. A team has
-  // no part in others' slots. Whose turn it is the copying warp says with a row's first slot, for
-  // before it a slot's barrier may be any number of turns behind.
+  // no part in others' slots. That a row's first one is asked for the copying warp says, for before
+  // that its barrier may be any number of turns behind.
   __device__ __forceinline__ void AttendToRows() {
     int slots = 0, at = 0;  // of all rows so far; where block.slot is among them
 #pragma unroll 1
@@ -87,8 +89,11 @@ struct AttentionMixer {
       if (b % kTeams == block.warp / kTeamWarps) {
         if (cached > 0) {
           Patience patience;
-          while (!TryBarrier(shared.turn + b, turn_parity >> b & 1)) patience.Try();
-          turn_parity ^= 1u << b;
+          const int bit = layer_turn * B + b;
+          while (!TryBarrier(shared.row_ready[layer_turn] + b, row_parity >> bit & 1))
+            patience.Try();
+          __syncwarp();
+          row_parity ^= 1u << bit;
         }
         block.PassSlots(slots - at);
         AttendToRow(b, cached);
@@ -97,6 +102,7 @@ struct AttentionMixer {
       slots += CeilDiv(cached, kTilesOfSlot);
     }
     block.PassSlots(slots - at);
+    layer_turn ^= 1;
   }
 
   __device__ __forceinline__ void AttendToRow(int b, int cached) const {
@@ -106,11 +112,11 @@ struct AttentionMixer {
     Tiles::LoadQuery(q, shared, b, share.heads);
     float largest = -INFINITY, sum = 0.0f, values[kRowParts][2] = {};
 #pragma unroll 1
-    for (int i = 0; i < tiles; i += kTilesAtOnce) {
+    for (int i = 0; i < tiles; i += kTilesTogether) {
       if (i < cached && i % kTilesOfSlot == 0) block.AwaitSlot();
-      TilePlace places[kTilesAtOnce];
+      TilePlace places[kTilesTogether];
 #pragma unroll
-      for (int n = 0; n < kTilesAtOnce; ++n) {
+      for (int n = 0; n < kTilesTogether; ++n) {
         if (i + n < cached) {
           places[n] = CachedTile(b, i + n);
         } else if (i + n < tiles) {
@@ -122,7 +128,7 @@ struct AttentionMixer {
         }
         places[n].values += first_part / 4 * 128;
       }
-      FoldFactors factors[kTilesAtOnce];
+      FoldFactors factors[kTilesTogether];
       Tiles::template Attend<kRowParts>(
           places, q,
           [&](int n, float of_tile, float sum_of_tile) {
@@ -133,7 +139,7 @@ struct AttentionMixer {
             values[s][0] = factors[n].Fold(values[s][0], first);
             values[s][1] = factors[n].Fold(values[s][1], second);
           });
-      const int next = i + kTilesAtOnce;
+      const int next = i + kTilesTogether;
       if (i < cached && (next >= cached || next % kTilesOfSlot == 0)) {
         block.ReleaseSlot(block.slot, kTeams);
         block.PassSlots(1);
@@ -373,7 +379,9 @@ struct AttentionMixer {
     }
     block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
     Merge();
-    block.Sync();  // what neighbours have sent has been read: its place is for parts again
+    // What neighbours have sent has been read, and parts may take its place. The slice's arrival
+    // says so too, but not to racecheck.
+    block.Sync();
     block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
   }
 };

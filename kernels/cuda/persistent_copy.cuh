@@ -65,6 +65,7 @@ struct Copier {
   // side for as many as there are lanes, for the warp has no time for it between two requests.
   CacheSlot cache;
   int cache_slots = -1, first_located = -1;
+  int cache_turn = 0;  // of two attention layers
 
   __device__ __forceinline__ int CachedPositions(int b) const {
     return max(min(shared.part[b].end, shared.position[b]) - shared.part[b].begin, 0);
@@ -111,7 +112,7 @@ struct Copier {
       }
       const int count = __shfl_sync(kFullMask, cache.count, i % kWarp);
       const int offset = __shfl_sync(kFullMask, cache.offset, i % kWarp);
-      const int turn = B == 1 ? B : __shfl_sync(kFullMask, cache.row, i % kWarp);
+      const int first_of = B == 1 ? B : __shfl_sync(kFullMask, cache.row, i % kWarp);
       int row = 0;
 #pragma unroll
       for (int page = 0; page < kPages; ++page) {
@@ -119,7 +120,7 @@ struct Copier {
         if (lane / 2 == page) row = page_row;
       }
       NextSlot(count * D * 4);
-      if (lane == 0 && turn < B) Arrive(shared.turn + turn);
+      if (lane == 0 && first_of < B) Arrive(shared.row_ready[cache_turn] + first_of);
       __syncwarp();
       const int page_begin = lane / 2 * kPageTokens - offset;  // from the slot's first position
       const int from = max(page_begin, 0), positions = min(count, page_begin + kPageTokens) - from;
@@ -129,6 +130,7 @@ struct Copier {
                  full_at + slot * 8);
       __syncwarp();
     }
+    cache_turn ^= 1;
   }
 
   // The states that the block works on in a layer, head by head, row by row.

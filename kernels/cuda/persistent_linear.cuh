@@ -100,6 +100,7 @@ struct LinearMixer {
       return;
     Patience patience;
     while (!TryBarrier(&shared.gates_full, gates_parity)) patience.Try();
+    __syncwarp();
     gates_parity ^= 1;
     Columns x;
     Weights64 w;

@@ -34,7 +34,8 @@ struct StepRing {
     __syncwarp();
     return ring + slot * SlotStride(B);
   }
-  // By all warps that share a slot; a slot that one group has for itself counts twice.
+  // By all warps that share a slot, so many times that all of the block's could have: a slot that
+  // one group has for itself counts twice.
   __device__ __forceinline__ void ReleaseSlot(int which, int times) {
     __syncwarp();
     if (lane < kArrivers) Arrive(shared.empty + which, times);

@@ -11,7 +11,7 @@ namespace qwend::cuda {
 
 // The factors for what is there and for a tile, when the tile is added: one of them is 1.
 // `largest`, of the scores that are there, becomes that of both. Scores are exponents of 2. A tile
-// that is none has -infinity, no sum and no values, and changes nothing.
+// that is none, after one that is, has -infinity, no sum and no values, and changes nothing finite.
 struct FoldFactors {
   float before, tile;
   FoldFactors() = default;
@@ -37,8 +37,8 @@ struct TileRow {
   }
 };
 
-// The first `count` of the 16 positions from `first` on, at least one, and where the keys and
-// values of `first` are in shared memory.
+// The first `count` of the 16 positions from `first` on, 0 of a tile that is none, and where the
+// keys and values of `first` are in shared memory.
 struct TilePlace {
   uint32_t keys, values;
   int first, count;

@@ -29,7 +29,7 @@ constexpr int kArrivers = 1;
 // turns, but share those of an output matrix, two blocks each; of eight rows each group has four,
 // and both multiply every slot by theirs. Of a slot of whole rows each warp of a group multiplies
 // every fourth 64 elements of K, of a slot of an output matrix one tile of 16 rows. Slots of keys
-// and values are for all warps.
+// and values are for all warps where there is one row, otherwise for the row's team.
 constexpr int kGroups = 2;
 static_assert(kGroups * kMaxClusters <= kMaxAdders);
 constexpr int kGroupWarps = kStepWarps / kGroups;
@@ -57,7 +57,8 @@ constexpr int kPublished = kMaxStepHidden / kRanks / 2 * kGroups* B;
 
 // Slots of the ring: what the activations of B rows leave room for. Slots arrive in any order, and
 // a group must know which turn of a barrier it waits for, so no more are on their way than leave
-// one to each group that takes turns: the slot whose turn it might mistake has then arrived.
+// one to each group that takes turns: the slot whose turn it might mistake has then arrived. The
+// same holds for a team that has seen the slot before asked for.
 template <int B>
 constexpr int kRingSlots = B == 1   ? 6
                            : B == 4 ? 4
@@ -166,7 +167,9 @@ struct StepShared {
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
   uint64_t stream_ready, slice_ready, mixer_ready, merge_ready;
   uint64_t gates_full, gates_empty;
-  uint64_t turn[B];  // of each row's warp: its first slot of a layer's cache is on its way
+  // A row's first slot of a layer's cache is on its way. Of two attention layers by turns: between
+  // layers two apart lie more slots than the ring has, so its team is never two phases behind.
+  uint64_t row_ready[2][B];
 };
 
 // A float as two bf16, the second what the first lacks. Where a product becomes two halves it is

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
                         &shared.merge_ready, &shared.gates_full}) {
       InitBarrier(b, 1);
     }
-    for (uint64_t& turn : shared.turn) InitBarrier(&turn, 1);
+    for (int i = 0; i < 2 * B; ++i) InitBarrier(&shared.row_ready[0][0] + i, 1);
     InitBarrier(&shared.gates_empty, (kTakeTurns<B> ? 1 : kGroups) * kArrivers);
     for (int& items : shared.states_done) items = 0;
     FenceBarrierInit();

@@ -54,6 +54,7 @@ ids() { python3 -c "
 import random, struct, sys
 r = random.Random(1)
 sys.stdout.buffer.write(struct.pack('<64i', *(r.randrange(500) for _ in range(64))))
+open('$work/one-id', 'wb').write(struct.pack('<i', 7))
 open('$work/long-ids', 'wb').write(struct.pack('<2600i', *(r.randrange(500) for _ in range(2600))))" >"$work/ids"; }
 
 ops() {
@@ -102,7 +103,8 @@ long() {
   have_torch long || return 0
   ids
   local model plan
-  for model in models/demo tests/golden/tiny-qwen35-realheads; do
+  checkpoint few-columns
+  for model in models/demo tests/golden/tiny-qwen35-realheads "$work/few-columns"; do
     for plan in $plans; do
       step "long $model $plan"
       check 60 "$bin/model_probe" logits "$model" cuda "$plan" "$work/long-ids" "$work/long"
@@ -113,6 +115,7 @@ errors = numpy.linalg.norm(decoded - prefilled, axis=1) / numpy.linalg.norm(pref
 print(f'worst row, decode against prefill: relative error {errors.max():.2e}')
 sys.exit(not errors.max() < 5e-3)" "$work/long"
       check 60 "$bin/model_probe" bits "$model" cuda "$plan" "$work/ids" 40 8
+      check 60 "$bin/model_probe" bits "$model" cuda "$plan" "$work/one-id" 40 8
     done
   done
 }
