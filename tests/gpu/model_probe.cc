@@ -2,7 +2,7 @@
 //
 // model_probe logits MODEL BACKEND PLAN IDS OUT
 //   Teacher-forced logits to OUT, f32 [2, n, vocab]: decoded one by one after a one-token prompt,
-//   then by one prefill of all.
+//   then by a prefill of all, in as few chunks as it takes.
 // model_probe greedy MODEL BACKEND PLAN IDS N
 //   N greedy tokens after the prompt, one line of ids.
 // model_probe replay MODEL BACKEND PLAN IDS N
@@ -114,9 +114,12 @@ void Logits(Probe& probe, const std::vector<int32_t>& ids, const std::string& ou
     const std::vector<float> row = probe.runner->LastDecodeLogits(1);
     all.insert(all.end(), row.begin(), row.end());
   }
-  const std::vector<float> whole =
-      probe.runner->PrefillAllLogits(probe.Chunk(ids, 0, static_cast<int>(ids.size())), nullptr);
-  all.insert(all.end(), whole.begin(), whole.end());
+  const int size = probe.runner->max_prefill_tokens(), count = static_cast<int>(ids.size());
+  for (int begin = 0; begin < count; begin += size) {
+    const std::vector<float> rows = probe.runner->PrefillAllLogits(
+        probe.Chunk(ids, begin, std::min(begin + size, count)), nullptr);
+    all.insert(all.end(), rows.begin(), rows.end());
+  }
   std::ofstream file(out, std::ios::binary);
   file.write(reinterpret_cast<const char*>(all.data()),
              static_cast<std::streamsize>(all.size() * sizeof(float)));

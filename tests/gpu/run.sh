@@ -97,7 +97,7 @@ parity() {
     check 240 python3 tests/gpu/parity.py "$bin/model_probe" "$work/$shape" $plans
   done
 }
-# Long sequences of small checkpoints, many tiles, slots and pages of attention: decoded token by token as by one prefill,
+# Long sequences of small checkpoints, many tiles, slots and pages of attention: decoded token by token as by a prefill,
 # and with other bits neither in a batch with shorter ones.
 long() {
   have_torch long || return 0
