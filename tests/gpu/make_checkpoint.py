@@ -1,8 +1,8 @@
 """Writes a random checkpoint of full shape in Hugging Face layout, on the GPU machine, where 1.5 GB need not travel.
 
-Usage: make_checkpoint.py NAME OUT_DIR     NAME: qwen3.5-0.8b | article-0.8b | qwen3-0.6b | few-columns
-few-columns is small: some clusters of the persistent plan have heads and nothing of an MLP, so that a block's attention layers
-follow one another within one turn of its ring.
+Usage: make_checkpoint.py NAME OUT_DIR     NAME: qwen3.5-0.8b | article-0.8b | qwen3-0.6b | few-columns | heads-128
+heads-128 has the article's heads and is small, and so is few-columns: some clusters of the persistent plan have heads and
+nothing of an MLP, so that a block's attention layers follow one another within one turn of its ring.
 Weights as tests/golden's small checkpoints have them: norms off their identity, gates and decays spread out, projections
 scaled by 1 / sqrt(fan-in), so that every term matters and activations keep their size. bf16, with the real checkpoint's
 fp32 exceptions. No tokenizer: such a folder serves token ids.
@@ -33,6 +33,10 @@ SHAPES = {
     "few-columns": (LlamaConfig, dict(
         vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, tie_word_embeddings=True, rms_norm_eps=1e-6,
+        max_position_embeddings=32768, rope_parameters={"rope_type": "default", "rope_theta": 1e6})),
+    "heads-128": (LlamaConfig, dict(
+        vocab_size=512, hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=128, tie_word_embeddings=True, rms_norm_eps=1e-6,
         max_position_embeddings=32768, rope_parameters={"rope_type": "default", "rope_theta": 1e6})),
     "qwen3-0.6b": (Qwen3Config, dict(
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,

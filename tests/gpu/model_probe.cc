@@ -9,9 +9,10 @@
 //   N decode steps, in rounds from the same state: bits and device memory must stay. Every 10,000
 //   steps, and at the end, a line with the mean and the longest step so far.
 // model_probe bits MODEL BACKEND PLAN IDS N [GROWTH]
-//   N greedy decode steps of the first and the last of eight sequences alone, then of all eight in
-//   one batch, whose logits must have the same bits; a line with a hash of them all, which another
-//   run must print too. The prompt of sequence i, from 0 on, is the ids 1 + i * GROWTH times (0).
+//   N greedy decode steps of eight sequences in one batch, of the first and the last alone, and the
+//   first 50 steps of two and of four: their logits must have the same bits. A line with a hash of
+//   all eight's, which another run must print too. The prompt of sequence i, from 0 on, is the ids
+//   1 + i * GROWTH times (0).
 // model_probe fault MODEL BACKEND PLAN IDS
 //   A decode step that reads where no memory is: the device's error must come out within 5 s.
 // model_probe diff MODEL BACKEND PLAN IDS TOLERANCE [table] [log]
@@ -247,19 +248,27 @@ void Bits(Probe& probe, const std::vector<int32_t>& ids, int count, int growth) 
   std::vector<int> all(kSequences);
   std::iota(all.begin(), all.end(), 0);
   const auto together = HashSteps(probe, ids, all, count, growth);
-  for (int s : {0, kSequences - 1}) {
-    const auto alone = HashSteps(probe, ids, {s}, count, growth);
-    for (int step = 0; step < count; ++step) {
-      if (alone[0][step] != together[s][step])
-        Die("sequence " + std::to_string(s) + ", step " + std::to_string(step) +
-            ": other bits alone than in a batch of " + std::to_string(kSequences));
+  const int few = std::min(count, 50);
+  for (const auto& [members, steps] : {std::pair<std::vector<int>, int>{{0}, count},
+                                       {{7}, count},
+                                       {{7, 0}, few},
+                                       {{0, 7, 1, 4}, few}}) {
+    const auto hashes = HashSteps(probe, ids, members, steps, growth);
+    for (size_t i = 0; i < members.size(); ++i) {
+      for (int step = 0; step < steps; ++step) {
+        if (hashes[i][step] != together[members[i]][step])
+          Die("sequence " + std::to_string(members[i]) + ", step " + std::to_string(step) +
+              ": other bits in a batch of " + std::to_string(members.size()) + " than in one of " +
+              std::to_string(kSequences));
+      }
     }
   }
+  static_assert(kSequences == 8);
   uint64_t hash = 0;
   for (const std::vector<uint64_t>& of_sequence : together) {
     for (uint64_t h : of_sequence) hash = (hash ^ h) * 0x100000001b3u;
   }
-  std::printf("%d steps, the same bits alone and in a batch of %d; hash %016llx\n", count,
+  std::printf("%d steps, the same bits alone and in batches of 2, 4 and %d; hash %016llx\n", count,
               kSequences, static_cast<unsigned long long>(hash));
 }
 

@@ -104,7 +104,8 @@ long() {
   ids
   local model plan
   checkpoint few-columns
-  for model in models/demo tests/golden/tiny-qwen35-realheads "$work/few-columns"; do
+  checkpoint heads-128
+  for model in models/demo tests/golden/tiny-qwen35-realheads "$work/few-columns" "$work/heads-128"; do
     for plan in $plans; do
       step "long $model $plan"
       check 60 "$bin/model_probe" logits "$model" cuda "$plan" "$work/long-ids" "$work/long"
@@ -119,7 +120,7 @@ sys.exit(not errors.max() < 5e-3)" "$work/long"
     done
   done
 }
-# 1,000 steps of the full shapes: the same bits alone and in a batch of eight, of growing length, and in another process.
+# 1,000 steps of the full shapes: the same bits alone and in batches, of growing length, and in another process.
 bits() {
   have_torch bits || return 0
   ids
