@@ -21,6 +21,10 @@ struct AttentionMixer {
   const int query_rows = (shape.gated ? 2 : 1) * kRows;  // of a head: its queries, then their gates
   const int rows = share.heads == 0 ? 0 : share.heads * query_rows + 2 * kRows;
   const int kv_head = share.first_head / shape.group;
+  using Tiles = TileAttention<B, D>;
+  using Query = typename Tiles::Query;
+  static constexpr int kTilesOfSlot = kSlotPositions<B, D> / kTile;
+
   __device__ __forceinline__ SequencePart Part(int b) const { return shared.part[b]; }
 
   // The bias of a row of this rank's projection.
@@ -31,13 +35,6 @@ struct AttentionMixer {
     const int i = row - share.heads * query_rows;
     return (i < kRows ? layer.k_bias : layer.v_bias)[kv_head * D + mine + i % kRows];
   }
-
-  using Tiles = TileAttention<B, D>;
-  using Query = typename Tiles::Query;
-  // A bit for each barrier of row_ready, whose phase it is, and which of the two the layer has.
-  uint32_t row_parity = 0;
-  int layer_turn = 0;
-  static constexpr int kTilesOfSlot = kSlotPositions<B, D> / kTile;
 
   // Of this rank's part of row b's sequence, what is in the pages.
   __device__ __forceinline__ int CachedPositions(int b) const {
@@ -58,6 +55,7 @@ struct AttentionMixer {
     const uint32_t keys = SharedAddress(shared.mixer[b] + share.heads * D);
     return {keys, keys + D * 4, shared.position[b], 1};
   }
+
   // The largest scores and sums of a rank's heads, of a lane each, to a rank.
   __device__ __forceinline__ void SendSoftmax(int b, int head, int rank, float largest,
                                               float sum) const {
@@ -77,6 +75,9 @@ struct AttentionMixer {
   static constexpr int kRowParts = Tiles::kSteps / kTeamWarps;
   static constexpr int kTilesTogether = D <= 128 && kTilesOfSlot % 2 == 0 ? 2 : 1;
   static_assert(kTeamWarps == 1 || kRowParts % 4 == 0);
+  // A bit for each barrier of row_ready, whose phase it is, and which of the two the layer has.
+  uint32_t row_parity = 0;
+  int layer_turn = 0;
 
   // This rank's part of each sequence, its tiles in order and the newest position last. A team has
   // no part in others' slots. That a row's first one is asked for the copying warp says, for before
@@ -163,9 +164,8 @@ struct AttentionMixer {
   static constexpr int kFolds = CeilDiv(kHeads * D, kStepThreads);  // of a thread
   static constexpr int kFoldsAtOnce = 4;
   static constexpr int kSlotsOfRound = kStepWarps / kTilesOfSlot;
-  static_assert(kStepWarps % kTilesOfSlot == 0 &&
-                (B > 1 || kSlotsOfRound < kRingSlots<B>)&&kHeads * kHeadValues * 4 <=
-                    kTile * D * 2);
+  static_assert(kStepWarps % kTilesOfSlot == 0 && kHeads * kHeadValues * 4 <= kTile * D * 2);
+  static_assert(B > 1 || kRingSlots<B> > kSlotsOfRound);
   struct Folded {
     float largest = -INFINITY, sum = 0.0f, value = 0.0f;
     __device__ __forceinline__ void Fold(float2 softmax, float v) {
