@@ -108,31 +108,4 @@ struct Softmax {
   float values[N] = {};
 };
 
-// Makes `most` the largest score.
-template <int N>
-__device__ __forceinline__ void Rescale(Softmax<N>& sums, float most) {
-  const float old = __expf(sums.largest - most);
-  sums.largest = most;
-  sums.sum = __fmul_rn(sums.sum, old);  // as one product, whatever is added to it
-#pragma unroll
-  for (int j = 0; j < N; ++j) sums.values[j] = __fmul_rn(sums.values[j], old);
-}
-
-// Adds a position whose score is not above the largest.
-template <int N>
-__device__ __forceinline__ void AddPosition(Softmax<N>& sums, float score, const float (&v)[N]) {
-  const float p = __expf(score - sums.largest);
-  sums.sum += p;
-#pragma unroll
-  for (int j = 0; j < N; ++j) sums.values[j] = fmaf(p, v[j], sums.values[j]);
-}
-
-template <int N>
-__device__ __forceinline__ float Dot(const float (&q)[N], const float (&k)[N]) {
-  float dot = 0.0f;
-#pragma unroll
-  for (int j = 0; j < N; ++j) dot = fmaf(q[j], k[j], dot);
-  return dot;
-}
-
 }  // namespace qwend::cuda

@@ -4,11 +4,7 @@
 // banks, as the tensor cores' loads want it. Whoever reads or writes a page goes by this.
 #pragma once
 
-#ifdef __CUDACC__
-#define QWEND_HOST_DEVICE __host__ __device__
-#else
-#define QWEND_HOST_DEVICE
-#endif
+#include "kernels/host_device.h"
 
 namespace qwend::cuda {
 

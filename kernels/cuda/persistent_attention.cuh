@@ -37,18 +37,15 @@ struct AttentionMixer {
   }
 
   // Of this rank's part of row b's sequence, what is in the pages.
-  __device__ __forceinline__ int CachedPositions(int b) const {
-    return max(min(Part(b).end, shared.position[b]) - Part(b).begin, 0);
-  }
   __device__ __forceinline__ int CachedTiles(int b) const {
-    return CeilDiv(CachedPositions(b), kTile);
+    return CeilDiv(CachedPositions(shared, b), kTile);
   }
   // Tile `tile` of them, in this slot.
   __device__ __forceinline__ TilePlace CachedTile(int b, int tile) const {
     const uint32_t keys = SharedAddress(block.ring) + block.slot * SlotStride(B) +
                           tile % kTilesOfSlot * kTile * D * 2;
     return {keys, keys + SlotBytes(B) / 2, Part(b).begin + tile * kTile,
-            min(CachedPositions(b) - tile * kTile, kTile)};
+            min(CachedPositions(shared, b) - tile * kTile, kTile)};
   }
   // The newest position, which is not in the pages yet.
   __device__ __forceinline__ TilePlace NewestTile(int b) const {

@@ -67,16 +67,13 @@ struct Copier {
   int cache_slots = -1, first_located = -1;
   int cache_turn = 0;  // of two attention layers
 
-  __device__ __forceinline__ int CachedPositions(int b) const {
-    return max(min(shared.part[b].end, shared.position[b]) - shared.part[b].begin, 0);
-  }
   __device__ __forceinline__ CacheSlot LocateSlot(int which) const {
     const int cluster = blockIdx.x / kRanks;
     const int kv_head = a.shares[0][cluster].first_head / a.shape.group;
     CacheSlot located;
 #pragma unroll 1
     for (int b = 0; b < B; ++b) {
-      const int positions = CachedPositions(b), slots = CeilDiv(positions, kPositions);
+      const int positions = CachedPositions(shared, b), slots = CeilDiv(positions, kPositions);
       if (which < slots) {
         const int first = shared.part[b].begin + which * kPositions;
         located.count = min(positions - which * kPositions, kPositions);
@@ -100,7 +97,7 @@ struct Copier {
     if (cache_slots < 0) {
       cache_slots = 0;
 #pragma unroll 1
-      for (int b = 0; b < B; ++b) cache_slots += CeilDiv(CachedPositions(b), kPositions);
+      for (int b = 0; b < B; ++b) cache_slots += CeilDiv(CachedPositions(shared, b), kPositions);
     }
     const bf16* const pages = lane % 2 == 0 ? layer.k_pages : layer.v_pages;
     const uint32_t to = ring_at + lane % 2 * (SlotBytes(B) / 2);

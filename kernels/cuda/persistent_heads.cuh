@@ -109,10 +109,8 @@ struct HeadPreparer {
   // As the cache keeps it.
   __device__ __forceinline__ static void Round(Words& words, const float (&x)[kPer]) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const __nv_bfloat162 two = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-      words[i] = *reinterpret_cast<const uint32_t*>(&two);
-    }
+    for (int i = 0; i < kWords; ++i)
+      words[i] = AsWord(__floats2bfloat162_rn(x[2 * i], x[2 * i + 1]));
   }
 };
 

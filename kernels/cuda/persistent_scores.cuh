@@ -119,8 +119,7 @@ struct TileAttention {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const Halves halves(p[i]);
-        const __nv_bfloat162 two = {halves.high, halves.low};
-        weights[n][i] = Transposed(*reinterpret_cast<const uint32_t*>(&two));
+        weights[n][i] = Transposed(AsWord({halves.high, halves.low}));
       }
     }
 #pragma unroll

@@ -172,6 +172,12 @@ struct StepShared {
   uint64_t row_ready[2][B];
 };
 
+// Of this rank's part of row b's sequence, how many positions are in the pages.
+template <int B>
+__device__ __forceinline__ int CachedPositions(const StepShared<B>& shared, int b) {
+  return max(min(shared.part[b].end, shared.position[b]) - shared.part[b].begin, 0);
+}
+
 // A float as two bf16, the second what the first lacks. Where a product becomes two halves it is
 // rounded first (__fmul_rn), or the compiler might use the exact one for the second half in the
 // kernel for one number of rows and not in that for another.
@@ -181,14 +187,17 @@ struct Halves {
       : high(__float2bfloat16_rn(v)), low(__float2bfloat16_rn(v - __bfloat162float(high))) {}
 };
 
-// The same for two neighbours, each pair as one word.
+__device__ __forceinline__ uint32_t AsWord(__nv_bfloat162 pair) {
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+// A pair of Halves for two neighbours, the high ones as one word and the low ones.
 struct SplitPair {
   uint32_t high, low;
 };
 __device__ __forceinline__ SplitPair SplitTwo(float a, float b) {
   const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
   const __nv_bfloat162 l = __floats2bfloat162_rn(a - __low2float(h), b - __high2float(h));
-  return {*reinterpret_cast<const uint32_t*>(&h), *reinterpret_cast<const uint32_t*>(&l)};
+  return {AsWord(h), AsWord(l)};
 }
 
 // A few floats from an address that is a multiple of their size, at most 16 bytes.
@@ -208,12 +217,6 @@ __device__ __forceinline__ void LoadFloats(float (&x)[N], const float* from) {
       x[i + 3] = v.w;
     }
   }
-}
-template <int N>
-__device__ __forceinline__ void StoreFloats(float* to, const float (&x)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4)
-    *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
 // A pointer that came from shared memory, for the compiler to know what it points to.

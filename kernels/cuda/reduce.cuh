@@ -19,15 +19,15 @@ __device__ __forceinline__ float WarpMax(float v) {
 }
 
 // Of WarpSums: R values are left, whose sums over the lanes that differ in the bits from Offset
-// down to Last are wanted. Recursive, because a loop that halves its own bound is not unrolled, and
-// its values then lie in local memory.
-template <int R, int Offset, int Last, int N>
+// down are wanted. Recursive, because a loop that halves its own bound is not unrolled, and its
+// values then lie in local memory.
+template <int R, int Offset, int N>
 __device__ __forceinline__ float SumHalves(float (&v)[N], int lane) {
-  if constexpr (Offset < Last) {
+  if constexpr (Offset == 0) {
     return v[0];
   } else if constexpr (R == 1) {
     v[0] += __shfl_xor_sync(kFullMask, v[0], Offset);
-    return SumHalves<1, Offset / 2, Last>(v, lane);
+    return SumHalves<1, Offset / 2>(v, lane);
   } else {
     const bool upper = (lane & Offset) != 0;
 #pragma unroll
@@ -35,7 +35,7 @@ __device__ __forceinline__ float SumHalves(float (&v)[N], int lane) {
       const float send = upper ? v[i] : v[i + R / 2], keep = upper ? v[i + R / 2] : v[i];
       v[i] = keep + __shfl_xor_sync(kFullMask, send, Offset);
     }
-    return SumHalves<R / 2, Offset / 2, Last>(v, lane);
+    return SumHalves<R / 2, Offset / 2>(v, lane);
   }
 }
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ float SumHalves(float (&v)[N], int lane) {
 // value l / (32 / R).
 template <int R>
 __device__ __forceinline__ float WarpSums(float (&v)[R], int lane) {
-  return SumHalves<R, kWarp / 2, 1>(v, lane);
+  return SumHalves<R, kWarp / 2>(v, lane);
 }
 
 // Every thread of the block gets the result. `scratch` is shared memory of kWarp floats; safe to

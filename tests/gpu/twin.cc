@@ -61,11 +61,15 @@ Handle Twin::Add(const std::vector<char>& cpu_bytes, const std::vector<char>& cu
   return {static_cast<int>(cpu_views_.size()) - 1};
 }
 
-Handle Twin::Random(DType dtype, std::initializer_list<int64_t> shape, float spread) {
+std::vector<float> Twin::Normal(int64_t count, float spread) {
   std::normal_distribution<float> normal(0.0f, spread);
-  std::vector<float> values(Count(shape));
+  std::vector<float> values(count);
   for (float& v : values) v = normal(random_);
-  return Add(Encode(values, dtype), dtype, shape);
+  return values;
+}
+
+Handle Twin::Random(DType dtype, std::initializer_list<int64_t> shape, float spread) {
+  return Add(Encode(Normal(Count(shape), spread), dtype), dtype, shape);
 }
 
 // Each way: whose place an element has also has its.
@@ -82,9 +86,7 @@ std::vector<float> Twin::InPageLayout(const std::vector<float>& values, int64_t 
 }
 
 Handle Twin::Pages(int64_t pages, int64_t kv_heads, int64_t head_dim) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(pages * kv_heads * kPageTokens * head_dim);
-  for (float& v : values) v = normal(random_);
+  const std::vector<float> values = Normal(pages * kv_heads * kPageTokens * head_dim, 1.0f);
   const Handle h =
       Add(Encode(values, DType::kBF16), Encode(InPageLayout(values, head_dim), DType::kBF16),
           DType::kBF16, {pages, kv_heads, kPageTokens, head_dim});
@@ -118,10 +120,7 @@ Handle Twin::Bytes(const void* data, std::initializer_list<int64_t> shape) {
 }
 
 Handle Twin::Weight(DType dtype, int64_t rows, int64_t cols, float spread) {
-  std::normal_distribution<float> normal(0.0f, spread);
-  std::vector<float> values(rows * cols);
-  for (float& v : values) v = normal(random_);
-  return Weight(dtype, rows, cols, values);
+  return Weight(dtype, rows, cols, Normal(rows * cols, spread));
 }
 
 Handle Twin::Weight(DType dtype, int64_t rows, int64_t cols, const std::vector<float>& values) {

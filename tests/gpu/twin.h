@@ -66,6 +66,7 @@ class Twin {
   Handle Add(const std::vector<char>& bytes, DType dtype, std::initializer_list<int64_t> shape);
   Handle Add(const std::vector<char>& cpu_bytes, const std::vector<char>& cuda_bytes, DType dtype,
              std::initializer_list<int64_t> shape);
+  std::vector<float> Normal(int64_t count, float spread);
   std::vector<float> InPageLayout(const std::vector<float>& values, int64_t head_dim) const;
   std::vector<float> Read(Backend& backend, const TensorView& view);
   void ExpectGuards(Handle h, const std::string& what);
