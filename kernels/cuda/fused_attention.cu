@@ -49,9 +49,10 @@ __global__ void __launch_bounds__(kAttentionWarps* kWarp)
   const int* pages = a.table.PagesOf(row);
 
   Packed<kPer> key[kAhead], value[kAhead];
+  static_assert(kAttentionWarps % kPlacesRepeat == 0);
+  const int column = PageColumn(lane * kPer, begin + warp, D);  // of all this warp's positions
   const auto load = [&](int b, int p) {
-    const int64_t at =
-        PagedOffset(pages, p, kv_head, a.kv_heads, D) + PageColumn(lane * kPer, p, D);
+    const int64_t at = PagedOffset(pages, p, kv_head, a.kv_heads, D) + column;
     key[b].Load(a.k_pages + at);
     value[b].Load(a.v_pages + at);
   };

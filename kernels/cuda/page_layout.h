@@ -9,10 +9,11 @@
 namespace qwend::cuda {
 
 constexpr int kPieceElements = 8;
+constexpr int kPlacesRepeat = 8;  // after so many positions places are the same
 
 // Whose place piece `i` of a position has. Of heads that are no multiple of 64 pieces stay.
 QWEND_HOST_DEVICE constexpr int PieceAt(int i, int position, int head_dim) {
-  return head_dim % 64 == 0 ? i ^ (position % 8) : i;
+  return head_dim % 64 == 0 ? i ^ (position % kPlacesRepeat) : i;
 }
 
 // The place of element `i`; elements of a piece stay together.

@@ -57,12 +57,12 @@ struct AttentionMixer {
   __device__ __forceinline__ void SendSoftmax(int b, int head, int rank, float largest,
                                               float sum) const {
     Send(Mapped(&shared.attention.softmax[b][head][block.rank], rank),
-         Mapped(&shared.merge_ready, rank), __float_as_uint(largest), __float_as_uint(sum));
+         Mapped(&shared.ready[kMergeReady], rank), __float_as_uint(largest), __float_as_uint(sum));
   }
   __device__ __forceinline__ void SendAttended(int b, int head, int dim, float value) const {
     const int rank = dim / kRows;
     Send(Mapped(&shared.attended[b][head][block.rank][dim % kRows], rank),
-         Mapped(&shared.merge_ready, rank), __float_as_uint(value));
+         Mapped(&shared.ready[kMergeReady], rank), __float_as_uint(value));
   }
 
   // Of several rows a team of warps has one, or one after another, each warp a part of the values'
@@ -159,7 +159,6 @@ struct AttentionMixer {
   // the newest position it has a place of its own.
   static constexpr int kHeadValues = D + kTile;                     // either head in other banks
   static constexpr int kFolds = CeilDiv(kHeads * D, kStepThreads);  // of a thread
-  static constexpr int kFoldsAtOnce = 4;
   static constexpr int kSlotsOfRound = kStepWarps / kTilesOfSlot;
   static_assert(kStepWarps % kTilesOfSlot == 0 && kHeads * kHeadValues * 4 <= kTile * D * 2);
   static_assert(B > 1 || kRingSlots<B> > kSlotsOfRound);
@@ -215,24 +214,26 @@ struct AttentionMixer {
       if (newest) continue;
       block.Sync();
 #pragma unroll 1
-      for (int i = 0; i < tiles; i += kFoldsAtOnce) {
-        float2 softmax_of[kFolds][kFoldsAtOnce];
-        float values[kFolds][kFoldsAtOnce];
+      for (int slot = 0; slot < slots; ++slot) {
+        const float* const values_of = TileValues(first_slot, slot * kTilesOfSlot) + dim;
+        const int there = tiles - slot * kTilesOfSlot;
+        float2 softmax_of[kFolds][kTilesOfSlot];
+        float values[kFolds][kTilesOfSlot];
 #pragma unroll
-        for (int j = 0; j < kFoldsAtOnce; ++j) {
-          const float* const from = TileValues(first_slot, i + j) + dim;
+        for (int j = 0; j < kTilesOfSlot; ++j) {
+          const float* const from = values_of + j * (kTile * D / 2);
 #pragma unroll
           for (int f = 0; f < kFolds; ++f) {
             const int head = min(HeadOf(f), kHeads - 1);
-            const bool there = i + j < tiles;
-            softmax_of[f][j] = there ? softmax[i + j][head] : make_float2(-INFINITY, 0.0f);
-            values[f][j] = there ? from[head * kHeadValues] : 0.0f;
+            softmax_of[f][j] =
+                j < there ? softmax[slot * kTilesOfSlot + j][head] : make_float2(-INFINITY, 0.0f);
+            values[f][j] = j < there ? from[head * kHeadValues] : 0.0f;
           }
         }
 #pragma unroll
         for (int f = 0; f < kFolds; ++f) {
 #pragma unroll
-          for (int j = 0; j < kFoldsAtOnce; ++j) folded[f].Fold(softmax_of[f][j], values[f][j]);
+          for (int j = 0; j < kTilesOfSlot; ++j) folded[f].Fold(softmax_of[f][j], values[f][j]);
         }
       }
       held = first_slot;
@@ -268,29 +269,33 @@ struct AttentionMixer {
   __device__ __forceinline__ void Merge() {
     constexpr int kVector = kRows < 8 ? kRows : 8;
     const int head = block.lane / kRows, i = block.lane % kRows, column = block.lane / kRanks;
-    const uint32_t ready = block.ToLane(&shared.slice_ready);
+    const uint32_t ready = block.ToLane(&shared.ready[kSliceReady]);
 #pragma unroll 1
     for (int b = block.warp; b < B; b += kStepWarps) {
-      // Each rank's weight, by the half warp of its head.
-      {
-        float2& part = shared.attention.softmax[b][block.lane / kRanks][block.lane % kRanks];
-        float most = part.x;
-#pragma unroll
-        for (int offset = kRanks / 2; offset > 0; offset /= 2)
-          most = fmaxf(most, __shfl_xor_sync(kFullMask, most, offset));
-        const float factor = Exp2(part.x - most);
-        float sum = __fmul_rn(factor, part.y);
-#pragma unroll
-        for (int offset = kRanks / 2; offset > 0; offset /= 2)
-          sum += __shfl_xor_sync(kFullMask, sum, offset);
-        part.x = __fmul_rn(factor, Reciprocal(sum));
-      }
-      __syncwarp();
+      // Every lane for itself: it needs the weights of all ranks.
       float x = 0.0f;
       if (head < share.heads) {
+        const auto* parts = reinterpret_cast<const float4*>(shared.attention.softmax[b][head]);
+        float largest[kRanks], sums[kRanks];
 #pragma unroll
-        for (int r = 0; r < kRanks; ++r)
-          x = fmaf(shared.attention.softmax[b][head][r].x, shared.attended[b][head][r][i], x);
+        for (int r = 0; r < kRanks; r += 2) {
+          const float4 two = parts[r / 2];
+          largest[r] = two.x;
+          sums[r] = two.y;
+          largest[r + 1] = two.z;
+          sums[r + 1] = two.w;
+        }
+        float most = largest[0];
+#pragma unroll
+        for (int r = 1; r < kRanks; ++r) most = fmaxf(most, largest[r]);
+        float sum = 0.0f;
+#pragma unroll
+        for (int r = 0; r < kRanks; ++r) {
+          const float factor = Exp2(largest[r] - most);
+          sum = fmaf(factor, sums[r], sum);
+          x = fmaf(factor, shared.attended[b][head][r][i], x);
+        }
+        x = __fmul_rn(x, Reciprocal(sum));
         if (shape.gated)
           x = __fmul_rn(x, QuickSigmoid(shared.kept[b][head * query_rows + kRows + i]));
       }
@@ -346,7 +351,7 @@ struct AttentionMixer {
     constexpr int kVectors = kRows / 4, kAtOnce = kRanks / B;  // of a row
     const int b = block.half_lane % B, first_vector = block.half_lane / B;
     const bool owner = Part(b).owner == block.half_warp;
-    const uint32_t ready = block.ToRank(&shared.mixer_ready);
+    const uint32_t ready = block.ToRank(&shared.ready[kMixerReady]);
     const float* kept = &shared.kept[b][first_vector % kVectors * 4];
     const uint32_t to =
         block.ToRank(&shared.mixer[b][block.rank * kRows + first_vector % kVectors * 4]);
@@ -366,7 +371,7 @@ struct AttentionMixer {
     int bytes = B * share.heads * D * 4;
 #pragma unroll
     for (int b = 0; b < B; ++b) bytes += Part(b).owner == block.rank ? 2 * D * 4 : 0;
-    block.Await(&shared.mixer_ready, block.mixer_parity, bytes);
+    block.Await(kMixerReady, bytes);
     HeadPreparer<B, D>{block, share}.Prepare(layer);
     if constexpr (B == 1) {
       AttendTogether();
@@ -374,12 +379,12 @@ struct AttentionMixer {
       block.Sync();
       AttendToRows();
     }
-    block.Await(&shared.merge_ready, block.merge_parity, B * share.heads * (D * 4 + kRanks * 8));
+    block.Await(kMergeReady, B * share.heads * (D * 4 + kRanks * 8));
     Merge();
-    // What neighbours have sent has been read, and parts may take its place. The slice's arrival
-    // says so too, but not to racecheck.
-    block.Sync();
-    block.Await(&shared.slice_ready, block.slice_parity, B * share.heads * D * 4);
+    // What neighbours have sent has been read, and parts may take its place: the slice's arrival
+    // says so, but not to racecheck.
+    if (kArrivers > 1) block.Sync();
+    block.Await(kSliceReady, B * share.heads * D * 4);
   }
 };
 

@@ -12,7 +12,7 @@ namespace qwend::cuda {
 template <int B>
 struct StepBlock : StepRing<B> {
   using Ring = StepRing<B>;
-  using Ring::AwaitSlot, Ring::ReleaseSlot, Ring::SkipSlots, Ring::ForOwnTiles;
+  using Ring::AwaitSlot, Ring::ReleaseSlot, Ring::SkipSlots, Ring::StepBack;
   using Ring::shared, Ring::lane, Ring::warp, Ring::group, Ring::quarter, Ring::slot;
   const StepArguments& a;
   // A half warp sends to one rank, neighbouring bytes by neighbouring lanes: the network between
@@ -22,15 +22,13 @@ struct StepBlock : StepRing<B> {
   const int first_column = kTakeTurns<B> ? 0 : group * 2 * kGroupRows;
   const int row_of_x = first_column / 2 + lane % 4;
   const int rank, cluster;
-  const float per_hidden = 1.0f / static_cast<float>(a.shape.hidden);
   const int stream_rows, k_blocks;  // rows of the residual stream that are this rank's; hidden / 64
-  uint32_t to_rank = 0, to_lane = 0;  // from an address here to the half warp's rank's; the lane's
 
-  uint32_t stream_parity = 0, slice_parity = 0, mixer_parity = 0, merge_parity = 0;
-  int hop = 0;  // the exchanges between clusters, counted
+  uint32_t phases = 0;  // of each signal's barrier, a bit
+  int at_half = -1;     // of all layers' halves
   unsigned long long* words;
-  // The last warps have this rank's rows of the stream, two each lane: kStreamWarps the same of row
-  // `stream_b` of x, each of which passes them on to some of the ranks.
+  // The last warps have this rank's rows of the stream, two each lane: kStreamWarps those of row
+  // `stream_b` of x, a part each, which they pass on to all ranks.
   const int stream_b = (kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp) / kStreamWarps<B>;
   const int stream_part =
       (kStepWarps - 1 - static_cast<int>(threadIdx.x) / kWarp) % kStreamWarps<B>;
@@ -43,8 +41,6 @@ struct StepBlock : StepRing<B> {
         cluster(static_cast<int>(blockIdx.x) / kRanks),
         stream_rows(arguments.shape.hidden / kRanks),
         k_blocks(arguments.shape.hidden / kBoxK) {
-    to_rank = Mapped(&s, half_warp) - SharedAddress(&s);
-    to_lane = Mapped(&s, half_lane) - SharedAddress(&s);
     const int64_t words_of_step = int64_t{2} * kMaxStepRows * a.shape.hidden;
     const uint32_t turn = *a.turn % 2;
     words = a.words + turn * words_of_step;
@@ -61,17 +57,17 @@ struct StepBlock : StepRing<B> {
 
   __device__ __forceinline__ void Sync() { NamedBarrier(kConsumerBarrier, kStepThreads); }
   __device__ __forceinline__ uint32_t ToRank(const void* p) const {
-    return SharedAddress(p) + to_rank;
+    return Mapped(p, half_warp);
   }
   __device__ __forceinline__ uint32_t ToLane(const void* p) const {
-    return SharedAddress(p) + to_lane;
+    return Mapped(p, half_lane);
   }
 
   // One thread says how many bytes the cluster will send; all wait for them.
-  __device__ __forceinline__ void Await(uint64_t* barrier, uint32_t& parity, int bytes) {
-    if (threadIdx.x == 0) ArriveExpecting(barrier, bytes);
-    WaitForCluster(barrier, parity);
-    parity ^= 1;
+  __device__ __forceinline__ void Await(Signal signal, int bytes) {
+    if (threadIdx.x == 0) ArriveExpecting(&shared.ready[signal], bytes);
+    WaitForCluster(&shared.ready[signal], phases >> signal & 1);
+    phases ^= 1 << signal;
   }
 
   // `outgoing`, `count` elements of each of its columns, to every rank's to[column][at...].
@@ -91,9 +87,11 @@ struct StepBlock : StepRing<B> {
     __syncwarp();
   }
 
-  __device__ __forceinline__ int StreamRow() const { return rank * stream_rows + 2 * lane; }
+  // Among this rank's, this lane's first; and in the stream.
+  __device__ __forceinline__ int OwnRow() const { return stream_part * kStreamRows<B> + 2 * lane; }
+  __device__ __forceinline__ int StreamRow() const { return rank * stream_rows + OwnRow(); }
   __device__ __forceinline__ bool HasStream() const {
-    return stream_b < B && 2 * lane < stream_rows;
+    return stream_b < B && 2 * lane < kStreamRows<B> && OwnRow() < stream_rows;
   }
 
   // Asks for the norm's weights of these rows, for the next Hop. Each half of a layer asks for its
@@ -105,14 +103,15 @@ struct StepBlock : StepRing<B> {
     CommitFetches();
   }
 
-  // These rows, scaled by the norm's weight, to this warp's ranks; with them parts of the sum of
-  // their squares. No warp waits for another.
+  // These rows, scaled by the norm's weight, to every rank; with them parts of the sum of their
+  // squares. No warp waits for another.
   __device__ __forceinline__ void SendStream() const {
-    constexpr int kTo = kRanks / kStreamWarps<B>, kParts = kStreamSquares;
-    const int first_rank = stream_part * kTo;
+    __syncwarp();
+    if (stream_b >= B) return;
+    constexpr int kPartLanes = kSquareRows / 2;
     float square = fmaf(hidden.x, hidden.x, __fmul_rn(hidden.y, hidden.y));
 #pragma unroll
-    for (int offset = kWarp / 2; offset >= kParts; offset /= 2)
+    for (int offset = kPartLanes / 2; offset > 0; offset /= 2)
       square += __shfl_xor_sync(kFullMask, square, offset);
     AwaitFetches();
     SplitPair v{};
@@ -123,45 +122,41 @@ struct StepBlock : StepRing<B> {
       v = SplitTwo(__fmul_rn(hidden.x, norm.x + offset), __fmul_rn(hidden.y, norm.y + offset));
     }
     __syncwarp();
-    // A half warp has a rank's 16 vectors, eight of each column.
-    const int column = lane / 8 % 2, at = lane % 8 * 8;
+    // Neighbouring lanes have the 16-byte vectors of a rank, those of the high halves first.
+    constexpr int kVectors = kStreamRows<B> / 8, kOfRank = 2 * kVectors;
+    const int vector = lane % kVectors, column = lane / kVectors % 2;
     uint32_t words_of[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t high = __shfl_sync(kFullMask, v.high, lane % 8 * 4 + i),
-                     low = __shfl_sync(kFullMask, v.low, lane % 8 * 4 + i);
+      const uint32_t high = __shfl_sync(kFullMask, v.high, vector * 4 + i),
+                     low = __shfl_sync(kFullMask, v.low, vector * 4 + i);
       words_of[i] = column == 0 ? high : low;
     }
+    const int at = stream_part * kStreamRows<B> + vector * 8;
     if (at < stream_rows) {
       const bf16* to = &shared.stream[2 * stream_b + column][rank * stream_rows + at];
 #pragma unroll
-      for (int i = 0; i < kTo; i += 2) {
-        const int to_which = first_rank + i + lane / kRanks;
-        Send(Mapped(to, to_which), Mapped(&shared.stream_ready, to_which),
+      for (int first = 0; first < kRanks; first += kWarp / kOfRank) {
+        const int to_which = first + lane / kOfRank;
+        Send(Mapped(to, to_which), Mapped(&shared.ready[kStreamReady], to_which),
              make_uint4(words_of[0], words_of[1], words_of[2], words_of[3]));
       }
     }
     __syncwarp();
+    constexpr int kParts = kStreamRows<B> / kSquareRows;  // of this warp
 #pragma unroll
-    for (int i = lane; i < kTo * kParts; i += kWarp) {
-      const int to_which = first_rank + i / kParts;
-      Send(Mapped(&shared.squares[stream_b][rank][lane % kParts], to_which),
-           Mapped(&shared.stream_ready, to_which), __float_as_uint(square));
+    for (int first = 0; first < kParts; first += kWarp / kRanks) {
+      const int part = first + lane / kRanks, to_which = half_lane;
+      const float of_part = __shfl_sync(kFullMask, square, part % kParts * kPartLanes);
+      if (part < kParts)
+        Send(Mapped(&shared.squares[stream_b][rank][stream_part * kParts + part], to_which),
+             Mapped(&shared.ready[kStreamReady], to_which), __float_as_uint(of_part));
     }
-  }
-
-  __device__ __forceinline__ void Embed() {
-    if (HasStream()) {
-      const bf16* from = a.embedding.At(max(a.token_ids[stream_b], 0)) + StreamRow();
-      hidden = make_float2(ToFloat(from[0]), ToFloat(from[1]));
-    }
-    __syncwarp();
-    if (stream_b < B) SendStream();
   }
 
   // Where the partial sums of a row of the stream are added up, in two buffers by turns.
   __device__ __forceinline__ unsigned long long* Word(int b, int row) const {
-    const int index = (hop % 2 * kMaxStepRows + b) * a.shape.hidden + row;
+    const int index = (at_half % 2 * kMaxStepRows + b) * a.shape.hidden + row;
     return words + index;
   }
 
@@ -175,7 +170,7 @@ struct StepBlock : StepRing<B> {
 #pragma unroll
       for (int i = 0; i < kSliceSums<B>; ++i) {
         const int of_warp = kTakeTurns<B> ? warp : i * kGroupWarps + quarter;
-        float2& before = shared.published[hop % 2][(of_warp * 8 + lane / 4) * B + row_of_x];
+        float2& before = shared.published[at_half % 2][(of_warp * 8 + lane / 4) * B + row_of_x];
         const float2 old = before;
         first += Contribution(sums[i].x) - Contribution(old.x);
         second += Contribution(sums[i].y) - Contribution(old.y);
@@ -187,29 +182,40 @@ struct StepBlock : StepRing<B> {
     __syncwarp();
   }
 
-  // Adds what all clusters have made to this rank's rows of the stream and passes it on.
-  __device__ __forceinline__ void Hop() {
-    if (stream_b < B) {
-      const auto added = static_cast<unsigned>(kGroups * a.shape.clusters * (hop / 2 + 1));
-      unsigned long long first = 0, second = 0;
-      if (HasStream()) {
-        const unsigned long long* from = Word(stream_b, StreamRow());
-        Patience patience;
-        for (ReadWords(first, second, from); !HasAll(first, added) || !HasAll(second, added);
-             ReadWords(first, second, from))
-          patience.Try();
-        hidden.x += SumOf(first, added);
-        hidden.y += SumOf(second, added);
-      }
-      __syncwarp();
-      SendStream();
+  // The token's embedding.
+  __device__ __forceinline__ void Embed() {
+    if (!HasStream()) return;
+    const bf16* from = a.embedding.At(max(a.token_ids[stream_b], 0)) + StreamRow();
+    hidden = make_float2(ToFloat(from[0]), ToFloat(from[1]));
+  }
+  // Goes on to the next half: adds what all clusters have made in the one before to this rank's rows
+  // of the stream, which begins as the token's embedding, and passes them on. take() takes the first
+  // weights: while the words are asked for the first time, where all warps have a part of the
+  // stream; behind it where some have none.
+  template <typename Take>
+  __device__ __forceinline__ void Hop(Take take) {
+    const bool has = HasStream();
+    const unsigned long long* from = Word(stream_b, StreamRow());
+    unsigned long long first = 0, second = 0;
+    if (has && at_half >= 0) ReadWords(first, second, from);
+    if constexpr (B > 1) take();
+    if (at_half < 0) {
+      Embed();
+    } else if (has) {
+      const auto added = static_cast<unsigned>(kGroups * a.shape.clusters * (at_half / 2 + 1));
+      Patience patience;
+      for (; !HasAll(first, added) || !HasAll(second, added); ReadWords(first, second, from))
+        patience.Try();
+      hidden.x += SumOf(first, added);
+      hidden.y += SumOf(second, added);
     }
-    ++hop;
+    SendStream();
+    if constexpr (B == 1) take();
+    ++at_half;
   }
 
   __device__ __forceinline__ void AwaitStream() {
-    Await(&shared.stream_ready, stream_parity,
-          B * (a.shape.hidden * 4 + kRanks * kStreamSquares * 4));
+    Await(kStreamReady, B * (a.shape.hidden * 4 + kRanks * kStreamSquares * 4));
   }
 
   // Leaves a tile's sums of this lane among the parts.
@@ -229,7 +235,7 @@ struct StepBlock : StepRing<B> {
 
   // The norm's factor of each row, from all ranks' squares, for whoever comes after a barrier.
   __device__ __forceinline__ void NormFactors() const {
-    const int b = kStepWarps - 1 - warp;
+    const int b = warp;
     if (b >= B) return;
     constexpr int kEach = kRanks * kStreamSquares / kWarp;  // a lane's
     float squares[kEach], sum = 0.0f;
@@ -238,65 +244,86 @@ struct StepBlock : StepRing<B> {
 #pragma unroll
     for (int i = 0; i < kEach; i += 2) sum += squares[i] + squares[i + 1];
     sum = WarpSum(sum);
-    if (lane == 0) shared.norm_factor[b] = rsqrtf(fmaf(sum, per_hidden, a.shape.norm_eps));
+    if (lane == 0) shared.norm_factor[b] = rsqrtf(fmaf(sum, a.shape.per_hidden, a.shape.norm_eps));
   }
 
-  // `rows` rows of weights, tile by tile from the ring in boxes of 2^`box_shift` rows, times the
-  // stream. before() runs once the stream is in registers; finish(parts, first, count) every
-  // `at_once` tiles, when their parts are there. With less than kTilesAtOnce the parts alternate;
-  // otherwise finish must have a barrier after it has read them.
-  template <typename Before, typename Finish>
-  __device__ __forceinline__ void MultiplyStream(int rows, int at_once, int box_shift,
-                                                 Before before, Finish finish) {
-    constexpr int kColumns = SlotColumns(B), kSlots = kMaxStepHidden / kBoxK / kColumns;
-    constexpr int kBlocks = kBlocksOfWarp / kSlots;  // of a slot
-    const int box_rows = 1 << box_shift;
-    // Past the end a warp has its last block once more, times zero: without branches between them
-    // the loads of all blocks run side by side.
+  // Rows of weights to be multiplied with the stream, tile by tile from the ring. This warp's part
+  // of a tile is in registers before its turn, so that much more is on its way while the stream is.
+  struct StreamProduct {
+    int rows, tile;         // the next tile of this warp that is not in registers yet
+    uint32_t at[kBlocksOfWarp / 2];  // of a slot, where this lane's row of each of its blocks of K
+                                     // is, two of them in one
+    Weights64 weights[kBlocksOfWarp] = {};
+  };
+  static constexpr int kColumns = SlotColumns(B), kSlots = kMaxStepHidden / kBoxK / kColumns;
+  static constexpr int kSlotBlocks = kBlocksOfWarp / kSlots;  // a warp's, of a slot
+  static constexpr int kTurns = kTakeTurns<B> ? kGroups : 1;
+
+  // Begins with the first tile, in boxes of 2^`box_shift` rows, before the stream is there.
+  __device__ __forceinline__ void BeginStream(StreamProduct& p, int rows, int box_shift) {
+    p.rows = rows;
+    p.tile = kTakeTurns<B> ? group : 0;
+    const int box_rows = 1 << box_shift, row = lane % kTile;
+#pragma unroll
+    for (int i = 0; i < kBlocksOfWarp; ++i) {
+      // Past the end a warp has its last block once more, times zero.
+      const int first = i / kSlotBlocks * kColumns;  // of the slot
+      const int bytes = min(k_blocks - first, kColumns) * box_rows * kBoxK * 2;
+      const int block = min(quarter + i * kGroupWarps, k_blocks - 1) - first;
+      const uint32_t at = BoxOffset(row >> box_shift, box_rows, bytes) +
+                          (block * box_rows + (row & (box_rows - 1))) * kBoxK * 2;
+      p.at[i / 2] = i % 2 == 0 ? at : p.at[i / 2] | at << 16;
+    }
+    if (rows > 0) SkipSlots(p.tile);
+    TakeTile(p);
+  }
+  // The weights of the next tile, if there is one.
+  __device__ __forceinline__ void TakeTile(StreamProduct& p) {
+    const int tiles = CeilDiv(p.rows, kTile);
+    if (p.tile >= tiles) return;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      if (s > 0 && s * kColumns >= k_blocks) continue;
+      const char* from = AwaitSlot();
+#pragma unroll
+      for (int i = s * kSlotBlocks; i < (s + 1) * kSlotBlocks; ++i)
+        LoadTile(p.weights[i], from + (p.at[i / 2] >> i % 2 * 16 & 0xffff));
+      ReleaseSlot(slot, kTurns);
+      SkipSlots(kTurns);
+    }
+    p.tile += kTurns;
+    if (p.tile > tiles) StepBack();  // to the first slot of what comes next
+  }
+
+  // The product with the stream; take(parts, first, count) every `at_once` tiles, an even number,
+  // when their parts are there. With less than kTilesAtOnce the parts alternate; otherwise whoever
+  // takes the last ones must have a barrier after it has read them.
+  template <typename Take>
+  __device__ __forceinline__ void MultiplyStream(StreamProduct& p, int at_once, Take take) {
+    NormFactors();
+    // Without branches between them the loads of all blocks run side by side.
     Columns x[kBlocksOfWarp];
-    int offset[kBlocksOfWarp];
 #pragma unroll
     for (int i = 0; i < kBlocksOfWarp; ++i) {
       const int block = quarter + i * kGroupWarps, last = k_blocks - 1;
       LoadColumns<B>(x[i], shared.stream[0], kMaxStepHidden + 8, first_column,
                      min(block, last) * kBoxK);
       if (block > last) Clear(x[i]);
-      offset[i] = (min(block, last) - i / kBlocks * kColumns) * box_rows * kBoxK * 2;
-    }
-    NormFactors();
-    before();
-    const int row = lane % kTile;
-    int at[kSlots];
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const int bytes = min(k_blocks - i * kColumns, kColumns) * box_rows * kBoxK * 2;
-      at[i] = BoxOffset(row >> box_shift, box_rows, bytes) + (row & (box_rows - 1)) * kBoxK * 2;
     }
 #pragma unroll 1
-    for (int first = 0; first < rows; first += at_once * kTile) {
+    for (int first = 0; first < p.rows; first += at_once * kTile) {
       float* parts = shared.parts + first % (kTilesAtOnce * kTile) * B;
-      const int count = min(rows - first, at_once * kTile), tiles = CeilDiv(count, kTile);
-      ForOwnTiles(tiles, [&](int tile) {
+      const int count = min(p.rows - first, at_once * kTile), tiles = CeilDiv(count, kTile);
+#pragma unroll 1
+      for (int tile = kTakeTurns<B> ? group : 0; tile < tiles; tile += kTurns) {
         Sums c = {};
 #pragma unroll
-        for (int s = 0; s < kSlots; ++s) {
-          if (s > 0 && s * kColumns >= k_blocks) continue;
-          const char* weights = AwaitSlot();
-#pragma unroll
-          for (int i = s * kBlocks; i < (s + 1) * kBlocks; ++i) {
-            Weights64 w;
-            LoadTile(w, weights + at[s] + offset[i]);
-            MultiplyTile(c, w, x[i]);
-          }
-          if constexpr (!kTakeTurns<B>) {
-            ReleaseSlot(slot, 1);
-            SkipSlots(1);
-          }
-        }
+        for (int i = 0; i < kBlocksOfWarp; ++i) MultiplyTile(c, p.weights[i], x[i]);
+        TakeTile(p);
         PutParts(parts, tile * kTile, Total(c));
-      });
+      }
       Sync();
-      finish(parts, first, count);
+      take(parts, first, count);
     }
   }
 
@@ -359,8 +386,9 @@ struct StepBlock : StepRing<B> {
   // where there are few rows: one that stayed behind would miss a phase.
   __device__ __forceinline__ void PublishNothing() {
     Sync();
-    if (threadIdx.x < kRanks) Send(ToLane(&shared.token[rank]), ToLane(&shared.slice_ready), 0u);
-    Await(&shared.slice_ready, slice_parity, kRanks * 4);
+    if (threadIdx.x < kRanks)
+      Send(ToLane(&shared.token[rank]), ToLane(&shared.ready[kSliceReady]), 0u);
+    Await(kSliceReady, kRanks * 4);
     const float2 nothing[kSliceSums<B>] = {};
     Publish(nothing);
   }

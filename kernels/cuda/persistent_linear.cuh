@@ -22,13 +22,16 @@ struct LinearMixer {
   const int channels = 2 * shape.key_heads * DK + shape.key_heads * shape.heads_per_key * DV;
 
   // This thread's outputs of the projection are of one row of x; the same in all layers. For each
-  // of them its channel of the convolution, -1 for gates and where there is none, and its place
-  // among this rank's channels.
+  // of them its channel of the convolution, kNoChannel for gates and where there is none, and above
+  // it its place among this rank's channels: in one register.
+  static constexpr uint32_t kNoChannel = 0xffff;
   const int b = static_cast<int>(threadIdx.x) % B;
   __device__ __forceinline__ static int RowAt(int i) {
     return (static_cast<int>(threadIdx.x) + i * kStepThreads) / B;
   }
-  int channel[kItems<B>], place[kItems<B>];
+  uint32_t located[kItems<B>];
+  __device__ __forceinline__ int ChannelOf(int i) const { return located[i] & kNoChannel; }
+  __device__ __forceinline__ int PlaceOf(int i) const { return located[i] >> 16; }
   __device__ __forceinline__ void Locate() {
     const int head_channels = 2 * kQueryRows + value_rows;
 #pragma unroll
@@ -36,24 +39,26 @@ struct LinearMixer {
       const int row = RowAt(item), local_head = row / head_rows;
       const int i = row - local_head * head_rows, head = share.first_head + local_head;
       const int value = i - 2 * kQueryRows;
-      place[item] = (local_head * head_channels + i) * B + b;
+      const int place = (local_head * head_channels + i) * B + b;
+      int channel;
       if (row >= rows || value >= value_rows) {
-        channel[item] = -1;
+        channel = kNoChannel;
       } else if (value < 0) {
-        channel[item] = (i / kQueryRows * shape.key_heads + head) * DK + block.rank * kQueryRows +
+        channel = (i / kQueryRows * shape.key_heads + head) * DK + block.rank * kQueryRows +
                         i % kQueryRows;
       } else {
-        channel[item] = 2 * shape.key_heads * DK +
+        channel = 2 * shape.key_heads * DK +
                         (head * shape.heads_per_key + value / kValueRows) * DV +
                         block.rank * kValueRows + value % kValueRows;
       }
+      located[item] = channel | static_cast<uint32_t>(place) << 16;
     }
   }
 
   // A channel's state: three samples, `channels` apart.
   __device__ __forceinline__ float* TailOf(const StepLayer& layer, int i) const {
     return Global(layer.conv_state) +
-           static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + channel[i];
+           static_cast<int64_t>(shared.slot[b]) * (kConvWidth - 1) * channels + ChannelOf(i);
   }
   // What a layer reads besides weights and recurrent states, asked for while the stream is on its
   // way: the convolution's state and weights of these rows, which lie in the slice, which must be
@@ -62,12 +67,12 @@ struct LinearMixer {
     if (share.heads == 0) return;
 #pragma unroll
     for (int i = 0; i < kItems<B>; ++i) {
-      if (channel[i] < 0) continue;
+      if (ChannelOf(i) == kNoChannel) continue;
       const float* tail = TailOf(layer, i);
 #pragma unroll
       for (int j = 0; j < kConvWidth - 1; ++j)
-        FetchAsync<4>(&shared.conv.samples[j][place[i]], tail + static_cast<int64_t>(j) * channels);
-      FetchAsync<16>(&shared.conv.weights[place[i]], layer.conv_weight + channel[i] * kConvWidth);
+        FetchAsync<4>(&shared.conv.samples[j][PlaceOf(i)], tail + static_cast<int64_t>(j) * channels);
+      FetchAsync<16>(&shared.conv.weights[PlaceOf(i)], layer.conv_weight + ChannelOf(i) * kConvWidth);
     }
     const int i = threadIdx.x, first_head = share.first_head * shape.heads_per_key;
     if (i < value_heads) {
@@ -81,7 +86,7 @@ struct LinearMixer {
   // The convolution with its newest sample; the state moves on by one.
   __device__ __forceinline__ float Convolve(const StepLayer& layer, int i, float newest) const {
     const auto& samples = shared.conv.samples;
-    const int at = place[i];
+    const int at = PlaceOf(i);
     const float first = samples[0][at], second = samples[1][at], third = samples[2][at];
     const float4 w = shared.conv.weights[at];
     float* tail = TailOf(layer, i);
@@ -93,15 +98,14 @@ struct LinearMixer {
 
   // This rank's 64 columns of the gates' rows, b above a. The last warp of the group that never has
   // more tiles; of each group when both have all.
-  uint32_t gates_parity = 0;
   __device__ __forceinline__ void MultiplyGates() {
     if (block.quarter != kGroupWarps - 1 || (kTakeTurns<B> && block.group != kGroups - 1) ||
         block.rank >= block.k_blocks)
       return;
     Patience patience;
-    while (!TryBarrier(&shared.gates_full, gates_parity)) patience.Try();
+    while (!TryBarrier(&shared.gates_full, block.phases >> kGatesPhase & 1)) patience.Try();
     __syncwarp();
-    gates_parity ^= 1;
+    block.phases ^= 1 << kGatesPhase;
     Columns x;
     Weights64 w;
     Sums c = {};
@@ -120,7 +124,7 @@ struct LinearMixer {
     constexpr int kVectors = 2 * kQueryRows / 4, kGateVectors = 2 * kMaxValueHeads / 4;
     const int heads = share.heads * kVectors;
     const int all = heads + (block.rank < block.k_blocks ? kGateVectors : 0);
-    const uint32_t ready = block.ToRank(&shared.mixer_ready);
+    const uint32_t ready = block.ToRank(&shared.ready[kMixerReady]);
     const int row = block.half_lane % B;
     const float* const kept = shared.kept[row];
     const float* const gates = shared.linear.own_gates[row] - heads * 4;
@@ -206,7 +210,7 @@ struct LinearMixer {
     if (lane < kRanks) {
       const SplitPair first = SplitTwo(out[0], out[1]), second = SplitTwo(out[2], out[3]);
       const int at = head * DV + block.rank * kValueRows + quad * 4;
-      const uint32_t ready = block.ToLane(&shared.slice_ready);
+      const uint32_t ready = block.ToLane(&shared.ready[kSliceReady]);
       Send(block.ToLane(&shared.slice[2 * b][at]), ready, first.high, second.high);
       Send(block.ToLane(&shared.slice[2 * b + 1][at]), ready, first.low, second.low);
       Send(block.ToLane(&shared.head_squares[b][head][block.rank * kQuads + quad]), ready,
@@ -229,7 +233,7 @@ struct LinearMixer {
       const int item = threadIdx.x + i * kStepThreads;
       if (item >= count * B) continue;
       const float v = __fmul_rn(block.SumParts(parts, item), factor);
-      shared.kept[b][RowAt(i)] = channel[i] < 0 ? v : Convolve(layer, i, v);
+      shared.kept[b][RowAt(i)] = ChannelOf(i) == kNoChannel ? v : Convolve(layer, i, v);
     }
     block.Sync();
     SendHeads();
@@ -305,7 +309,7 @@ struct LinearMixer {
 
   __device__ __forceinline__ void Mix(const StepLayer& layer) {
     if (share.heads == 0) return;
-    block.Await(&shared.mixer_ready, block.mixer_parity,
+    block.Await(kMixerReady,
                 B * (share.heads * 2 * DK * 4 + block.k_blocks * 2 * kMaxValueHeads * 4));
     const int last = (B - 1) / rows_at_once * rows_at_once, heads = (B - last) * value_heads;
     int next = block.warp;
@@ -314,8 +318,7 @@ struct LinearMixer {
     DeltaOf(last, heads * kQuads, next, states);
     held_slot = block.slot;
     block.SkipSlots(1);
-    block.Await(&shared.slice_ready, block.slice_parity,
-                B * value_heads * (DV * 4 + kRanks * kQuads * 4));
+    block.Await(kSliceReady, B * value_heads * (DV * 4 + kRanks * kQuads * 4));
     // The gated norm's factor of each head.
     if (static_cast<int>(threadIdx.x) < B * value_heads) {
       const int row = threadIdx.x % B, head = threadIdx.x / B;

@@ -65,6 +65,7 @@ class Reader {
     StepShape& h = shape();
     h.rows = static_cast<int>(embedding.out.rows());
     h.hidden = static_cast<int>(embedding.out.cols());
+    h.per_hidden = 1.0f / static_cast<float>(h.hidden);
     h.layers = static_cast<int>(m_.operators.size());
     h.vocab = static_cast<int>(m_.head->head.weight.rows());
     h.vocab_limit = m_.head->vocab_limit;

@@ -40,27 +40,9 @@ struct StepRing {
     __syncwarp();
     if (lane < kArrivers) Arrive(shared.empty + which, times);
   }
-  // use(i) for the tiles of a phase that are this group's. Where groups take turns, a tile is a
-  // slot, and use() only waits for it; otherwise it goes through the tile's slots.
-  template <typename Use>
-  __device__ __forceinline__ void ForOwnTiles(int count, Use use) {
-    if constexpr (!kTakeTurns<B>) {
-#pragma unroll 1
-      for (int i = 0; i < count; ++i) use(i);
-    } else {
-      SkipSlots(group);
-      int i = group;
-#pragma unroll 1
-      for (; i < count; i += kGroups) {
-        use(i);
-        ReleaseSlot(slot, kGroups);
-        SkipSlots(kGroups);
-      }
-      // Back to the first slot of the next phase: i is it, or the one behind it.
-      if (i == count) return;
-      if (slot == 0) slot_parity ^= 1;
-      slot = (slot == 0 ? kRingSlots<B> : slot) - 1;
-    }
+  __device__ __forceinline__ void StepBack() {
+    if (slot == 0) slot_parity ^= 1;
+    slot = (slot == 0 ? kRingSlots<B> : slot) - 1;
   }
 };
 

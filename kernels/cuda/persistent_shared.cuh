@@ -46,10 +46,13 @@ constexpr int kSliceSums = kTakeTurns<B> ? 1 : kGroups;
 template <int B>
 constexpr int kItems = CeilDiv(kTilesAtOnce* kTile* B, kStepThreads);
 
-// Warps that pass the stream's rows of one row of x on.
+// Warps that pass the stream's rows of one row of x on, and how many of a rank's each at most has.
+// The sum of a rank's squares is in parts of kSquareRows.
 template <int B>
 constexpr int kStreamWarps = std::min(kStepWarps / B, 4);
-constexpr int kStreamSquares = 4;  // parts of the sum of a rank's squares
+template <int B>
+constexpr int kStreamRows = kMaxStepHidden / kRanks / kStreamWarps<B>;
+constexpr int kStreamSquares = 4, kSquareRows = kMaxStepHidden / kRanks / kStreamSquares;
 
 // Outputs of both groups that a block adds to the stream, half of each tile.
 template <int B>
@@ -103,6 +106,11 @@ __device__ __forceinline__ SequencePart PartOf(int last, int rank) {
   return {rank * each, min((rank + 1) * each, last + 1), last / each};
 }
 
+// What a block waits for from its cluster: the stream; what its mixer or MLP has made, the output
+// matrix's slice; a mixer's heads; attention's parts.
+enum Signal { kStreamReady, kSliceReady, kMixerReady, kMergeReady, kSignals };
+constexpr int kGatesPhase = kSignals;  // its bit among the phases
+
 template <int B>
 struct StepShared {
   static constexpr int kPartStride = kTilesAtOnce * kTile * B;
@@ -141,7 +149,7 @@ struct StepShared {
       alignas(16) float own_gates[B][2 * kMaxValueHeads];  // what this rank sends
     } linear;
     struct {
-      float2 softmax[B][kMaxPassHeads][kRanks];  // each rank's largest score and sum
+      alignas(16) float2 softmax[B][kMaxPassHeads][kRanks];  // each rank's largest score and sum
       // Each tile's, of two rounds by turns, and the newest position's.
       float2 tile_softmax[3][kStepWarps][kMaxPassHeads];
       alignas(16) float norms[2][256];  // queries', keys'
@@ -150,7 +158,7 @@ struct StepShared {
   uint32_t token[kRanks];
   int states_done[B];  // items of the slot of states that begins with a row
   // The next norm's weights of this rank's rows, for each warp that passes the stream on.
-  alignas(16) float norm[kStreamWarps<B> * B][kMaxStepHidden / kRanks];
+  alignas(16) float norm[kStreamWarps<B> * B][kStreamRows<B>];
   alignas(16) float cos[B][kMaxRotaryHalf];
   alignas(16) float sin[B][kMaxRotaryHalf];
   int page_rows[B][kCachedPages<B>];  // where this rank's part of the sequence begins in the pages
@@ -165,7 +173,7 @@ struct StepShared {
   };
   float2 published[2][kPublished<B>];  // what each thread added to the words of each buffer
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
-  uint64_t stream_ready, slice_ready, mixer_ready, merge_ready;
+  uint64_t ready[kSignals];
   uint64_t gates_full, gates_empty;
   // A row's first slot of a layer's cache is on its way. Of two attention layers by turns: between
   // layers two apart lie more slots than the ring has, so its team is never two phases behind.

@@ -65,11 +65,10 @@ struct Mlp {
       shared.outgoing[2 * b + 1][column] = v.low;
     }
     block.Sync();
-    block.SendOutgoing(shared.slice, block.rank * columns, columns, &shared.slice_ready);
+    block.SendOutgoing(shared.slice, block.rank * columns, columns, &shared.ready[kSliceReady]);
   }
   __device__ __forceinline__ void Mix() {
-    if (share.units > 0)
-      block.Await(&shared.slice_ready, block.slice_parity, B * share.units * kBoxK * 4);
+    if (share.units > 0) block.Await(kSliceReady, B * share.units * kBoxK * 4);
   }
 };
 
@@ -143,40 +142,42 @@ struct Step {
     }
   }
 
-  // What a half multiplies: rows of the stream's projection, in boxes of so many, some tiles
-  // between two barriers; and columns of the output matrix, 64 at once.
-  struct Sizes {
-    int rows, box_shift, tiles_at_once, slice_blocks;
+  // What a half multiplies: rows of the stream's projection, in boxes of so many; and columns of the
+  // output matrix, 64 at once.
+  struct Projection {
+    int rows, box_shift;
   };
-  __device__ __forceinline__ Sizes SizesOf(Half half, const Mlp<B>& mlp) const {
-    if (half == Half::kHead) return {head.tiles * kTile, BoxShift(kTile), kTilesAtOnce / 2, 0};
-    if (half == Half::kMlp)
-      return {2 * mlp.columns, BoxShift(a.shape.mlp_box_rows), kTilesAtOnce, mlp.share.units};
-    if (DK != 0 && half == Half::kLinear)
-      return {linear.rows, BoxShift(BoxRows(kLinearDim)), kTilesAtOnce,
-              linear.value_heads * kLinearDim / kBoxK};
-    return {attention.rows, BoxShift(BoxRows(D)), kTilesAtOnce, attention.share.heads * D / kBoxK};
+  __device__ __forceinline__ Projection ProjectionOf(Half half, const Mlp<B>& mlp) const {
+    if (half == Half::kHead) return {head.tiles * kTile, BoxShift(kTile)};
+    if (half == Half::kMlp) return {2 * mlp.columns, BoxShift(a.shape.mlp_box_rows)};
+    if (DK != 0 && half == Half::kLinear) return {linear.rows, BoxShift(BoxRows(kLinearDim))};
+    return {attention.rows, BoxShift(BoxRows(D))};
+  }
+  __device__ __forceinline__ int SliceBlocks(Half half, const Mlp<B>& mlp) const {
+    if (half == Half::kMlp) return mlp.share.units;
+    if (DK != 0 && half == Half::kLinear) return linear.value_heads * kLinearDim / kBoxK;
+    return attention.share.heads * D / kBoxK;
   }
 
-  __device__ __forceinline__ void MultiplyStream(Half half, const Sizes& sizes,
+  using StreamProduct = typename StepBlock<B>::StreamProduct;
+  __device__ __forceinline__ void MultiplyStream(Half half, StreamProduct& product,
                                                  const StepLayer& layer, const Mlp<B>& mlp) {
-    if (sizes.rows == 0) return;
-    block.MultiplyStream(
-        sizes.rows, sizes.tiles_at_once, sizes.box_shift,
-        [&] {
-          if (DK != 0 && half == Half::kLinear) linear.MultiplyGates();
-        },
-        [&](const float* parts, int first, int count) {
-          if (half == Half::kHead) {
-            head.TakeProducts(parts, first, count);
-          } else if (half == Half::kMlp) {
-            mlp.TakeProducts(parts);
-          } else if (DK != 0 && half == Half::kLinear) {
-            linear.TakeProducts(layer, parts, count);
-          } else {
-            attention.TakeProducts(layer, parts, count);
-          }
-        });
+    if (product.rows == 0) return;
+    if (DK != 0 && half == Half::kLinear) linear.MultiplyGates();
+    const int at_once = half == Half::kHead ? kTilesAtOnce / 2 : kTilesAtOnce;
+    block.MultiplyStream(product, at_once, [&](const float* parts, int first, int count) {
+      if (half == Half::kHead) head.TakeProducts(parts, first, count);
+    });
+    // But for the head all tiles are multiplied at once. (Here, where weights have left the
+    // registers.)
+    const float* parts = block.shared.parts;
+    if (half == Half::kMlp) {
+      mlp.TakeProducts(parts);
+    } else if (DK != 0 && half == Half::kLinear) {
+      linear.TakeProducts(layer, parts, product.rows);
+    } else if (half == Half::kAttention) {
+      attention.TakeProducts(layer, parts, product.rows);
+    }
   }
 
   __device__ __forceinline__ void MultiplySlice(Half half, int blocks) {
@@ -193,27 +194,27 @@ struct Step {
     block.FetchNorm(layers[0].mixer_norm);
     Fetch(layers[0]);
     CommitFetches();
-    block.Embed();
-    Stamp();
     const int halves = 2 * a.shape.layers;
 #pragma unroll 1
-    for (int i = 0;; ++i) {
+    for (;;) {
+      const int i = block.at_half + 1;
       const StepLayer& layer = layers[min(i / 2, a.shape.layers - 1)];
       const Half half = i == halves               ? Half::kHead
                         : i % 2 != 0              ? Half::kMlp
                         : DK != 0 && layer.linear ? Half::kLinear
                                                   : Half::kAttention;
       Mlp<B> mlp{block, a.shares[layer.linear ? 1 : 0][block.cluster]};
-      if (half == Half::kHead) {
-        head.Locate();
-      } else {
+      if (half == Half::kHead) head.Locate();
+      const Projection projection = ProjectionOf(half, mlp);
+      StreamProduct product;
+      block.Hop([&] { block.BeginStream(product, projection.rows, projection.box_shift); });
+      Stamp();
+      if (half != Half::kHead)
         block.FetchNorm(half != Half::kMlp ? layer.mlp_norm
                         : i == halves - 1  ? a.final_norm
                                            : layers[i / 2 + 1].mixer_norm);
-      }
-      const Sizes sizes = SizesOf(half, mlp);
       block.AwaitStream();
-      MultiplyStream(half, sizes, layer, mlp);
+      MultiplyStream(half, product, layer, mlp);
       if (half == Half::kHead) break;
       if (half == Half::kMlp) {
         mlp.Mix();
@@ -226,15 +227,13 @@ struct Step {
         }
       }
       Stamp();
-      MultiplySlice(half, sizes.slice_blocks);
+      MultiplySlice(half, SliceBlocks(half, mlp));
       if (DK != 0 && half == Half::kLinear) linear.GiveBack();
       if (half == Half::kMlp && i < halves - 1) {
         block.Sync();  // the slice has been read
         Fetch(layers[i / 2 + 1]);
       }
       CommitFetches();
-      block.Hop();
-      Stamp();
     }
     head.PutBest();
     Stamp();
@@ -262,10 +261,8 @@ __global__ void __launch_bounds__(kStepBlock, 1)
       InitBarrier(shared.full + i, 1);
       InitBarrier(shared.empty + i, kStepWarps * kArrivers);
     }
-    for (uint64_t* b : {&shared.stream_ready, &shared.slice_ready, &shared.mixer_ready,
-                        &shared.merge_ready, &shared.gates_full}) {
-      InitBarrier(b, 1);
-    }
+    for (uint64_t& signal : shared.ready) InitBarrier(&signal, 1);
+    InitBarrier(&shared.gates_full, 1);
     for (int i = 0; i < 2 * B; ++i) InitBarrier(&shared.row_ready[0][0] + i, 1);
     InitBarrier(&shared.gates_empty, (kTakeTurns<B> ? 1 : kGroups) * kArrivers);
     for (int& items : shared.states_done) items = 0;

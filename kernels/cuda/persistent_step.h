@@ -99,7 +99,7 @@ struct StepShape {
   int rows = 0;  // of this pass
   int hidden = 0, vocab = 0, vocab_limit = 0, layers = 0, clusters = 0;
   int mlp_box_rows = 0;
-  float norm_offset = 0.0f, norm_eps = 0.0f;
+  float norm_offset = 0.0f, norm_eps = 0.0f, per_hidden = 0.0f;  // 1 / hidden
   // Linear layers.
   int key_dim = 0, value_dim = 0, key_heads = 0, heads_per_key = 0;
   float delta_scale = 0.0f, l2_eps = 0.0f, gated_eps = 0.0f;
