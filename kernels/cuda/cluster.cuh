@@ -138,6 +138,24 @@ class Patience {
   uint64_t since_ = 0;
 };
 
+// A count in shared memory that one thread raises; whoever reads it sees what that thread had done.
+__device__ __forceinline__ void CountUp(uint32_t* count) {
+  asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(SharedAddress(count))
+               : "memory");
+}
+__device__ __forceinline__ uint32_t ReadCount(uint32_t* count) {
+  uint32_t v;
+#ifdef QWEND_RACECHECK  // which knows only atomics
+  asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
+#else
+  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
+#endif
+               : "=r"(v)
+               : "r"(SharedAddress(count))
+               : "memory");
+  return v;
+}
+
 // Copies a few bytes to shared memory, for this thread to read once they have been awaited:
 // AwaitFetches leaves out those asked for between the last two CommitFetches.
 template <int Bytes>

@@ -65,53 +65,57 @@ struct AttentionMixer {
          Mapped(&shared.ready[kMergeReady], rank), __float_as_uint(value));
   }
 
-  // Of several rows a team of warps has one, or one after another, each warp a part of the values'
-  // dimensions; a slot's tiles two by two, where there are registers for it.
-  static constexpr int kTeamWarps = D == 256 || (D == 128 && B < kStepWarps) ? 2 : 1,
-                       kTeams = kStepWarps / kTeamWarps;
+  // Several rows, a team of warps each; a slot's tiles two by two, where there are registers for
+  // it.
+  static constexpr int kTeamWarps = cuda::kTeamWarps<B, D>, kTeams = cuda::kTeams<B, D>;
   static constexpr int kRowParts = Tiles::kSteps / kTeamWarps;
   static constexpr int kTilesTogether = D <= 128 && kTilesOfSlot % 2 == 0 ? 2 : 1;
   static_assert(kTeamWarps == 1 || kRowParts % 4 == 0);
-  // A bit for each barrier of row_ready, whose phase it is, and which of the two the layer has.
-  uint32_t row_parity = 0;
-  int layer_turn = 0;
+  uint32_t slots_before = 0;  // of keys and values, in earlier layers of this step
+
+  // Where a wave of rows has its slots among those of the layer.
+  struct Wave {
+    int first_slot;
+    int slots;  // of a lane's row
+    int at;     // where block.slot is among those of the layer
+  };
 
   // This rank's part of each sequence, its tiles in order and the newest position last. A team has
-  // no part in others' slots. That a row's first one is asked for the copying warp says, for before
-  // that its barrier may be any number of turns behind.
+  // no part in others' slots.
   __device__ __forceinline__ void AttendToRows() {
-    int slots = 0, at = 0;  // of all rows so far; where block.slot is among them
+    Wave wave{};
 #pragma unroll 1
-    for (int b = 0; b < B; ++b) {
-      const int cached = CachedTiles(b);
-      if (b % kTeams == block.warp / kTeamWarps) {
-        if (cached > 0) {
-          Patience patience;
-          const int bit = layer_turn * B + b;
-          while (!TryBarrier(shared.row_ready[layer_turn] + b, row_parity >> bit & 1))
-            patience.Try();
-          __syncwarp();
-          row_parity ^= 1u << bit;
-        }
-        block.PassSlots(slots - at);
-        AttendToRow(b, cached);
-        at = slots + CeilDiv(cached, kTilesOfSlot);
-      }
-      slots += CeilDiv(cached, kTilesOfSlot);
+    for (int first = 0; first < B; first += kTeams) {
+      const int own = first + block.lane, b = first + block.warp / kTeamWarps;
+      wave.slots = own < min(first + kTeams, B) ? CachedSlots<B, D>(shared, own) : 0;
+      if (b < B) AttendToRow(b, b - first, wave);
+      wave.first_slot += __reduce_add_sync(kFullMask, wave.slots);
     }
-    block.PassSlots(slots - at);
-    layer_turn ^= 1;
+    block.PassSlots(wave.first_slot - wave.at);
+    slots_before += wave.first_slot;
   }
 
-  __device__ __forceinline__ void AttendToRow(int b, int cached) const {
-    const int tiles = cached + (Part(b).owner == block.rank ? 1 : 0);
+  // Goes to slot `place` of the team's row and waits for it; until it has been asked for, its
+  // barrier may be any number of turns behind.
+  __device__ __forceinline__ void AwaitRowSlot(int team, int place, Wave& wave) {
+    const int before = min(wave.slots, place) + (block.lane < team && wave.slots > place ? 1 : 0);
+    const int to = wave.first_slot + __reduce_add_sync(kFullMask, before);
+    block.PassSlots(to - wave.at);
+    wave.at = to;
+    Patience patience;
+    while (static_cast<int>(ReadCount(&shared.slots_asked) - slots_before) <= to) patience.Try();
+    block.AwaitSlot();
+  }
+
+  __device__ __forceinline__ void AttendToRow(int b, int team, Wave& wave) {
+    const int cached = CachedTiles(b), tiles = cached + (Part(b).owner == block.rank ? 1 : 0);
     const int first_part = block.warp % kTeamWarps * kRowParts;
     Query q;
     Tiles::LoadQuery(q, shared, b, share.heads);
     float largest = -INFINITY, sum = 0.0f, values[kRowParts][2] = {};
 #pragma unroll 1
     for (int i = 0; i < tiles; i += kTilesTogether) {
-      if (i < cached && i % kTilesOfSlot == 0) block.AwaitSlot();
+      if (i < cached && i % kTilesOfSlot == 0) AwaitRowSlot(team, i / kTilesOfSlot, wave);
       TilePlace places[kTilesTogether];
 #pragma unroll
       for (int n = 0; n < kTilesTogether; ++n) {
@@ -140,7 +144,6 @@ struct AttentionMixer {
       const int next = i + kTilesTogether;
       if (i < cached && (next >= cached || next % kTilesOfSlot == 0)) {
         block.ReleaseSlot(block.slot, kTeams);
-        block.PassSlots(1);
       }
     }
     const int head = block.lane % kHeads;

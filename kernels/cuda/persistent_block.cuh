@@ -56,12 +56,8 @@ struct StepBlock : StepRing<B> {
   }
 
   __device__ __forceinline__ void Sync() { NamedBarrier(kConsumerBarrier, kStepThreads); }
-  __device__ __forceinline__ uint32_t ToRank(const void* p) const {
-    return Mapped(p, half_warp);
-  }
-  __device__ __forceinline__ uint32_t ToLane(const void* p) const {
-    return Mapped(p, half_lane);
-  }
+  __device__ __forceinline__ uint32_t ToRank(const void* p) const { return Mapped(p, half_warp); }
+  __device__ __forceinline__ uint32_t ToLane(const void* p) const { return Mapped(p, half_lane); }
 
   // One thread says how many bytes the cluster will send; all wait for them.
   __device__ __forceinline__ void Await(Signal signal, int bytes) {
@@ -188,9 +184,9 @@ struct StepBlock : StepRing<B> {
     const bf16* from = a.embedding.At(max(a.token_ids[stream_b], 0)) + StreamRow();
     hidden = make_float2(ToFloat(from[0]), ToFloat(from[1]));
   }
-  // Goes on to the next half: adds what all clusters have made in the one before to this rank's rows
-  // of the stream, which begins as the token's embedding, and passes them on. take() takes the first
-  // weights: while the words are asked for the first time, where all warps have a part of the
+  // Goes on to the next half: adds what all clusters have made in the one before to this rank's
+  // rows of the stream, which begins as the token's embedding, and passes them on. take() takes the
+  // first weights: while the words are asked for the first time, where all warps have a part of the
   // stream; behind it where some have none.
   template <typename Take>
   __device__ __forceinline__ void Hop(Take take) {
@@ -250,7 +246,7 @@ struct StepBlock : StepRing<B> {
   // Rows of weights to be multiplied with the stream, tile by tile from the ring. This warp's part
   // of a tile is in registers before its turn, so that much more is on its way while the stream is.
   struct StreamProduct {
-    int rows, tile;         // the next tile of this warp that is not in registers yet
+    int rows, tile;                  // the next tile of this warp that is not in registers yet
     uint32_t at[kBlocksOfWarp / 2];  // of a slot, where this lane's row of each of its blocks of K
                                      // is, two of them in one
     Weights64 weights[kBlocksOfWarp] = {};

@@ -2,6 +2,8 @@
 // states, in the order in which it is used, into the ring.
 #pragma once
 
+#include <climits>
+
 #include "kernels/cuda/persistent_shared.cuh"
 
 namespace qwend::cuda {
@@ -58,36 +60,60 @@ struct Copier {
   static constexpr int kPages = CeilDiv(kPositions, kPageTokens) + 1;
   static_assert(2 * kPages <= kWarp);
   struct CacheSlot {
-    int count = 0, offset = 0, row = 0;  // `row`: whose first slot it is, B for others
+    int count = 0, offset = 0;
     int page_row[kPages] = {};
   };
   // Where the slots of this step are, each lane one: the same in all layers. Worked out side by
   // side for as many as there are lanes, for the warp has no time for it between two requests.
   CacheSlot cache;
   int cache_slots = -1, first_located = -1;
-  int cache_turn = 0;  // of two attention layers
 
+  // Slot `which` of a layer as its row and its place among the row's.
+  struct RowSlot {
+    int row, place;
+  };
+  __device__ __forceinline__ RowSlot RowOf(int which) const {
+#pragma unroll 1
+    for (int first = 0; first < B; first += kTeams<B, D>) {
+      const int rows = min(kTeams<B, D>, B - first);
+      int least = INT_MAX, all = 0;
+#pragma unroll 1
+      for (int i = 0; i < rows; ++i) {
+        const int slots = CachedSlots<B, D>(shared, first + i);
+        least = min(least, slots);
+        all += slots;
+      }
+      if (which >= all) {
+        which -= all;
+        continue;
+      }
+      if (which < least * rows) return {first + which % rows, which / rows};
+      which -= least * rows;
+#pragma unroll 1
+      for (int place = least;; ++place) {
+#pragma unroll 1
+        for (int i = 0; i < rows; ++i) {
+          if (CachedSlots<B, D>(shared, first + i) > place && which-- == 0)
+            return {first + i, place};
+        }
+      }
+    }
+    return {0, 0};  // past the last one
+  }
   __device__ __forceinline__ CacheSlot LocateSlot(int which) const {
+    CacheSlot located;
+    if (which >= cache_slots) return located;
     const int cluster = blockIdx.x / kRanks;
     const int kv_head = a.shares[0][cluster].first_head / a.shape.group;
-    CacheSlot located;
-#pragma unroll 1
-    for (int b = 0; b < B; ++b) {
-      const int positions = CachedPositions(shared, b), slots = CeilDiv(positions, kPositions);
-      if (which < slots) {
-        const int first = shared.part[b].begin + which * kPositions;
-        located.count = min(positions - which * kPositions, kPositions);
-        located.offset = first % kPageTokens;
-        located.row = which == 0 ? b : B;
+    const RowSlot at = RowOf(which);
+    const int begin = at.place * kPositions, first = shared.part[at.row].begin + begin;
+    located.count = min(CachedPositions(shared, at.row) - begin, kPositions);
+    located.offset = first % kPageTokens;
 #pragma unroll
-        for (int i = 0; i < kPages; ++i) {
-          const int page = first / kPageTokens + i;
-          if (page * kPageTokens < first + located.count)
-            located.page_row[i] = PageRow(a, shared, b, kv_head, page);
-        }
-        break;
-      }
-      which -= slots;
+    for (int i = 0; i < kPages; ++i) {
+      const int page = first / kPageTokens + i;
+      if (page * kPageTokens < first + located.count)
+        located.page_row[i] = PageRow(a, shared, at.row, kv_head, page);
     }
     return located;
   }
@@ -97,7 +123,7 @@ struct Copier {
     if (cache_slots < 0) {
       cache_slots = 0;
 #pragma unroll 1
-      for (int b = 0; b < B; ++b) cache_slots += CeilDiv(CachedPositions(shared, b), kPositions);
+      for (int b = 0; b < B; ++b) cache_slots += CachedSlots<B, D>(shared, b);
     }
     const bf16* const pages = lane % 2 == 0 ? layer.k_pages : layer.v_pages;
     const uint32_t to = ring_at + lane % 2 * (SlotBytes(B) / 2);
@@ -109,7 +135,6 @@ struct Copier {
       }
       const int count = __shfl_sync(kFullMask, cache.count, i % kWarp);
       const int offset = __shfl_sync(kFullMask, cache.offset, i % kWarp);
-      const int first_of = B == 1 ? B : __shfl_sync(kFullMask, cache.row, i % kWarp);
       int row = 0;
 #pragma unroll
       for (int page = 0; page < kPages; ++page) {
@@ -117,7 +142,7 @@ struct Copier {
         if (lane / 2 == page) row = page_row;
       }
       NextSlot(count * D * 4);
-      if (lane == 0 && first_of < B) Arrive(shared.row_ready[cache_turn] + first_of);
+      if (B > 1 && lane == 0) CountUp(&shared.slots_asked);
       __syncwarp();
       const int page_begin = lane / 2 * kPageTokens - offset;  // from the slot's first position
       const int from = max(page_begin, 0), positions = min(count, page_begin + kPageTokens) - from;
@@ -127,7 +152,6 @@ struct Copier {
                  full_at + slot * 8);
       __syncwarp();
     }
-    cache_turn ^= 1;
   }
 
   // The states that the block works on in a layer, head by head, row by row.

@@ -45,11 +45,11 @@ struct LinearMixer {
         channel = kNoChannel;
       } else if (value < 0) {
         channel = (i / kQueryRows * shape.key_heads + head) * DK + block.rank * kQueryRows +
-                        i % kQueryRows;
+                  i % kQueryRows;
       } else {
         channel = 2 * shape.key_heads * DK +
-                        (head * shape.heads_per_key + value / kValueRows) * DV +
-                        block.rank * kValueRows + value % kValueRows;
+                  (head * shape.heads_per_key + value / kValueRows) * DV + block.rank * kValueRows +
+                  value % kValueRows;
       }
       located[item] = channel | static_cast<uint32_t>(place) << 16;
     }
@@ -71,8 +71,10 @@ struct LinearMixer {
       const float* tail = TailOf(layer, i);
 #pragma unroll
       for (int j = 0; j < kConvWidth - 1; ++j)
-        FetchAsync<4>(&shared.conv.samples[j][PlaceOf(i)], tail + static_cast<int64_t>(j) * channels);
-      FetchAsync<16>(&shared.conv.weights[PlaceOf(i)], layer.conv_weight + ChannelOf(i) * kConvWidth);
+        FetchAsync<4>(&shared.conv.samples[j][PlaceOf(i)],
+                      tail + static_cast<int64_t>(j) * channels);
+      FetchAsync<16>(&shared.conv.weights[PlaceOf(i)],
+                     layer.conv_weight + ChannelOf(i) * kConvWidth);
     }
     const int i = threadIdx.x, first_head = share.first_head * shape.heads_per_key;
     if (i < value_heads) {

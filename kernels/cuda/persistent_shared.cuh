@@ -96,6 +96,13 @@ __device__ __forceinline__ int StateRow(const StepArguments& a, int slot, const 
 // Attention: keys and values come through the ring, so many positions of a head of D in a slot.
 template <int B, int D>
 constexpr int kSlotPositions = SlotBytes(B) / (4 * D);
+// Of several rows a team of warps has one, each warp a part of the values' dimensions. All teams
+// together have a wave of rows, one wave after another. The slots of a wave come by turns: every
+// row's first, then every row's second, so that all teams have work while a slot is on its way.
+template <int B, int D>
+constexpr int kTeamWarps = D == 256 || (D == 128 && B < kStepWarps) ? 2 : 1;
+template <int B, int D>
+constexpr int kTeams = kStepWarps / kTeamWarps<B, D>;
 
 // A rank's part of a sequence, and who has its last position.
 struct SequencePart {
@@ -177,13 +184,18 @@ struct StepShared {
   uint64_t gates_full, gates_empty;
   // A row's first slot of a layer's cache is on its way. Of two attention layers by turns: between
   // layers two apart lie more slots than the ring has, so its team is never two phases behind.
-  uint64_t row_ready[2][B];
+  uint32_t slots_asked;  // of keys and values, in this step
 };
 
 // Of this rank's part of row b's sequence, how many positions are in the pages.
 template <int B>
 __device__ __forceinline__ int CachedPositions(const StepShared<B>& shared, int b) {
   return max(min(shared.part[b].end, shared.position[b]) - shared.part[b].begin, 0);
+}
+
+template <int B, int D>
+__device__ __forceinline__ int CachedSlots(const StepShared<B>& shared, int b) {
+  return CeilDiv(CachedPositions(shared, b), kSlotPositions<B, D>);
 }
 
 // A float as two bf16, the second what the first lacks. Where a product becomes two halves it is

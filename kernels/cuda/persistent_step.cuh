@@ -142,8 +142,8 @@ struct Step {
     }
   }
 
-  // What a half multiplies: rows of the stream's projection, in boxes of so many; and columns of the
-  // output matrix, 64 at once.
+  // What a half multiplies: rows of the stream's projection, in boxes of so many; and columns of
+  // the output matrix, 64 at once.
   struct Projection {
     int rows, box_shift;
   };
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kStepBlock, 1)
     }
     for (uint64_t& signal : shared.ready) InitBarrier(&signal, 1);
     InitBarrier(&shared.gates_full, 1);
-    for (int i = 0; i < 2 * B; ++i) InitBarrier(&shared.row_ready[0][0] + i, 1);
+    shared.slots_asked = 0;
     InitBarrier(&shared.gates_empty, (kTakeTurns<B> ? 1 : kGroups) * kArrivers);
     for (int& items : shared.states_done) items = 0;
     FenceBarrierInit();
