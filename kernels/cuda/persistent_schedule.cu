@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -104,15 +103,8 @@ class Scheduler {
     }
     const auto& of_linear = s_.arguments.shares[1];
     for (int c = 0; c < clusters_; ++c)
-      if (getenv("QF"))
-        s_.arguments.in_flight[c] =
-            std::max(1, (atoi(getenv("QF")) +
-                         (getenv("QG") && of_linear[c].heads > of_linear[clusters_ - 1].heads
-                              ? atoi(getenv("QG"))
-                              : 0)));
-      else
-        s_.arguments.in_flight[c] = SlotsInFlight(pass_rows_) *
-                                    (of_linear[c].heads > of_linear[clusters_ - 1].heads ? 2 : 1);
+      s_.arguments.in_flight[c] =
+          SlotsInFlight(pass_rows_) * (of_linear[c].heads > of_linear[clusters_ - 1].heads ? 2 : 1);
     // All blocks come to the head at the same time.
     const int64_t tiles = CeilDiv(shape().vocab, kTile), blocks = int64_t{clusters_} * kRanks;
     for (int64_t block = 0; block <= blocks; ++block)
