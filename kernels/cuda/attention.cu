@@ -37,11 +37,10 @@ __global__ void __launch_bounds__(kDotWarps* kWarp)
                         : 0.0f;
     }
   }
-  const int first = blockIdx.x * kDotWarps + threadIdx.x / kWarp;
-  static_assert(kDotWarps % kPlacesRepeat == 0);
-  const P* keys = k_pages + PageColumn(lane * kPerLane, first, D);
-  for (int p = first; p < length; p += gridDim.x * kDotWarps) {
-    const P* key = keys + PagedOffset(pages, p, kv_head, kv_heads, D);
+  for (int p = blockIdx.x * kDotWarps + threadIdx.x / kWarp; p < length;
+       p += gridDim.x * kDotWarps) {
+    const P* key =
+        k_pages + PagedOffset(pages, p, kv_head, kv_heads, D) + PageColumn(lane * kPerLane, p, D);
     float k[kPerLane];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) k[i] = active ? ToFloat(key[i]) : 0.0f;
@@ -92,11 +91,10 @@ __global__ void __launch_bounds__(kPvLanes* kPvGroups)
   const float* weights = probs.At(row, head);
   float first = 0.0f, second = 0.0f;
   if (column < head_dim) {
-    static_assert(kPvGroups % kPlacesRepeat == 0);
-    const P* values = v_pages + PageColumn(column, position_group, head_dim);
 #pragma unroll 4
     for (int p = position_group; p < length; p += kPvGroups) {
-      const P* value = values + PagedOffset(pages, p, kv_head, kv_heads, head_dim);
+      const P* value = v_pages + PagedOffset(pages, p, kv_head, kv_heads, head_dim) +
+                       PageColumn(column, p, head_dim);
       first = fmaf(weights[p], ToFloat(value[0]), first);
       second = fmaf(weights[p], ToFloat(value[1]), second);
     }

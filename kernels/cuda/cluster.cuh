@@ -138,17 +138,19 @@ class Patience {
   uint64_t since_ = 0;
 };
 
-// A count in shared memory that one thread raises; whoever reads it sees what that thread had done.
+// A count in shared memory that one thread raises. Whoever reads it finds the barriers in shared
+// memory as that thread had left them, for shared memory serves a warp's requests in their order; a
+// release would make the warp wait for all that it has asked for.
 __device__ __forceinline__ void CountUp(uint32_t* count) {
-  asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(SharedAddress(count))
+  asm volatile("red.relaxed.cta.shared::cta.add.u32 [%0], 1;" ::"r"(SharedAddress(count))
                : "memory");
 }
 __device__ __forceinline__ uint32_t ReadCount(uint32_t* count) {
   uint32_t v;
 #ifdef QWEND_RACECHECK  // which knows only atomics
-  asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
+  asm volatile("atom.relaxed.cta.shared::cta.or.b32 %0, [%1], 0;"
 #else
-  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
+  asm volatile("ld.relaxed.cta.shared::cta.u32 %0, [%1];"
 #endif
                : "=r"(v)
                : "r"(SharedAddress(count))

@@ -142,7 +142,6 @@ struct Copier {
         if (lane / 2 == page) row = page_row;
       }
       NextSlot(count * D * 4);
-      if (B > 1 && lane == 0) CountUp(&shared.slots_asked);
       __syncwarp();
       const int page_begin = lane / 2 * kPageTokens - offset;  // from the slot's first position
       const int from = max(page_begin, 0), positions = min(count, page_begin + kPageTokens) - from;
@@ -150,6 +149,7 @@ struct Copier {
         BulkCopy(to + slot * SlotStride(B) + from * D * 2,
                  pages + static_cast<int64_t>(row + from - page_begin) * D, positions * D * 2,
                  full_at + slot * 8);
+      if (B > 1 && lane == 0) CountUp(&shared.slots_asked);
       __syncwarp();
     }
   }
