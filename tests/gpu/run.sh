@@ -117,7 +117,7 @@ def worst(a, b):
     return (numpy.linalg.norm(a - b, axis=1) / numpy.linalg.norm(b, axis=1)).max()
 others, prefill = worst(plan[0], explicit[0]), worst(plan[0], plan[1])
 print(f'worst row, relative error: {others:.2e} against the explicit plan, {prefill:.2e} against a prefill')
-sys.exit(not (others < 2e-3 and prefill < 5e-2))" "$work/long-explicit" "$work/long"
+sys.exit(not (others < 5e-3 and prefill < 5e-2))" "$work/long-explicit" "$work/long"
       check 60 "$bin/model_probe" bits "$model" cuda "$plan" "$work/ids" 40 8
       check 60 "$bin/model_probe" bits "$model" cuda "$plan" "$work/one-id" 40 8
     done
