@@ -182,9 +182,9 @@ struct StepShared {
   uint64_t full[kRingSlots<B>], empty[kRingSlots<B>];
   uint64_t ready[kSignals];
   uint64_t gates_full, gates_empty;
-  // A row's first slot of a layer's cache is on its way. Of two attention layers by turns: between
-  // layers two apart lie more slots than the ring has, so its team is never two phases behind.
-  uint32_t slots_asked;  // of keys and values, in this step
+  // Slots of keys and values that have been asked for in this step: until a team's slot has been,
+  // the slot's barrier may be any number of turns behind.
+  uint32_t slots_asked;
 };
 
 // Of this rank's part of row b's sequence, how many positions are in the pages.
