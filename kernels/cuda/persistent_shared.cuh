@@ -60,8 +60,8 @@ constexpr int kPublished = kMaxStepHidden / kRanks / 2 * kGroups* B;
 
 // Slots of the ring: what the activations of B rows leave room for. Slots arrive in any order, and
 // a group must know which turn of a barrier it waits for, so no more are on their way than leave
-// one to each group that takes turns: the slot whose turn it might mistake has then arrived. The
-// same holds for a team that has seen the slot before asked for.
+// one to each group that takes turns: the slot whose turn it might mistake has then arrived. A
+// team of AttendToRows sees in slots_asked that its slot's turn has come.
 template <int B>
 constexpr int kRingSlots = B == 1   ? 6
                            : B == 4 ? 4

@@ -142,8 +142,7 @@ struct Step {
     }
   }
 
-  // What a half multiplies: rows of the stream's projection, in boxes of so many; and columns of
-  // the output matrix, 64 at once.
+  // What a half multiplies with the stream: so many rows, in boxes.
   struct Projection {
     int rows, box_shift;
   };
@@ -153,6 +152,7 @@ struct Step {
     if (DK != 0 && half == Half::kLinear) return {linear.rows, BoxShift(BoxRows(kLinearDim))};
     return {attention.rows, BoxShift(BoxRows(D))};
   }
+  // And with the slice: columns of the output matrix, 64 at once.
   __device__ __forceinline__ int SliceBlocks(Half half, const Mlp<B>& mlp) const {
     if (half == Half::kMlp) return mlp.share.units;
     if (DK != 0 && half == Half::kLinear) return linear.value_heads * kLinearDim / kBoxK;
