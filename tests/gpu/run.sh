@@ -2,7 +2,7 @@
 # Everything that is proved on a GPU, in one command, from what pack.sh gathered: operators and whole models against
 # the CPU backend, full-shape parity with transformers, replays, the persistent kernel's watchdog, speed beside
 # transformers, and the memory checker.
-# Needs an NVIDIA device; python3 with torch and transformers for parity, bits and peers, which skip visibly without them.
+# Needs an NVIDIA device; python3 with torch and transformers for parity, long, bits and peers, which skip visibly without.
 #   tests/gpu/run.sh [PART...]   PART: ops models long service auto parity bits replay watchdog speed peers sweep sanitizer
 #                                racecheck archs
 #                                (all when none is given). PLANS="explicit fused" names the decode plans to show; all
