@@ -142,9 +142,8 @@ struct AttentionMixer {
             values[s][1] = factors[n].Fold(values[s][1], second);
           });
       const int next = i + kTilesTogether;
-      if (i < cached && (next >= cached || next % kTilesOfSlot == 0)) {
+      if (i < cached && (next >= cached || next % kTilesOfSlot == 0))
         block.ReleaseSlot(block.slot, kTeams);
-      }
     }
     const int head = block.lane % kHeads;
     if (head < share.heads) {

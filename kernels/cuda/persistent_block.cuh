@@ -251,6 +251,7 @@ struct StepBlock : StepRing<B> {
                                      // is, two of them in one
     Weights64 weights[kBlocksOfWarp] = {};
   };
+  static_assert(SlotStride(B) <= 1 << 16);
   static constexpr int kColumns = SlotColumns(B), kSlots = kMaxStepHidden / kBoxK / kColumns;
   static constexpr int kSlotBlocks = kBlocksOfWarp / kSlots;  // a warp's, of a slot
   static constexpr int kTurns = kTakeTurns<B> ? kGroups : 1;
@@ -291,11 +292,11 @@ struct StepBlock : StepRing<B> {
     if (p.tile > tiles) StepBack();  // to the first slot of what comes next
   }
 
-  // The product with the stream; take(parts, first, count) every `at_once` tiles, an even number,
+  // The product with the stream; finish(parts, first, count) every `at_once` tiles, an even number,
   // when their parts are there. With less than kTilesAtOnce the parts alternate; otherwise whoever
-  // takes the last ones must have a barrier after it has read them.
-  template <typename Take>
-  __device__ __forceinline__ void MultiplyStream(StreamProduct& p, int at_once, Take take) {
+  // reads the last ones must have a barrier after it.
+  template <typename Finish>
+  __device__ __forceinline__ void MultiplyStream(StreamProduct& p, int at_once, Finish finish) {
     NormFactors();
     // Without branches between them the loads of all blocks run side by side.
     Columns x[kBlocksOfWarp];
@@ -319,7 +320,7 @@ struct StepBlock : StepRing<B> {
         PutParts(parts, tile * kTile, Total(c));
       }
       Sync();
-      take(parts, first, count);
+      finish(parts, first, count);
     }
   }
 

@@ -29,6 +29,7 @@ struct LinearMixer {
   __device__ __forceinline__ static int RowAt(int i) {
     return (static_cast<int>(threadIdx.x) + i * kStepThreads) / B;
   }
+  static_assert(kMaxClusters * (kMixerFloats + kMaxLinearSliceK) < kNoChannel);
   uint32_t located[kItems<B>];
   __device__ __forceinline__ int ChannelOf(int i) const { return located[i] & kNoChannel; }
   __device__ __forceinline__ int PlaceOf(int i) const { return located[i] >> 16; }

@@ -170,6 +170,7 @@ struct Step {
     });
     // But for the head all tiles are multiplied at once. (Here, where weights have left the
     // registers.)
+    static_assert(2 * kMaxSliceK / kRanks <= kTilesAtOnce * kTile);
     const float* parts = block.shared.parts;
     if (half == Half::kMlp) {
       mlp.TakeProducts(parts);
